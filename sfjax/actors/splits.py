@@ -1,0 +1,257 @@
+"""A split: the environments of a worker that step together, and the rows they fill.
+
+Reads actions from the mailboxes of its streams, steps its environments, writes observations and
+outcomes into the slab, and puts complete rows on the trajectory queue.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from sfjax.actors.policy_mapping import policies_of_streams
+from sfjax.shm.queues import RecordQueue
+from sfjax.shm.slab import NOT_WAITING, Topology
+
+Arrays = dict[str, np.ndarray]
+
+
+class Env(Protocol):
+  """The part of `gymnasium.Env` that a split uses."""
+
+  def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]: ...
+  def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
+  def close(self) -> None: ...
+
+
+def episode_seed(seed: int, stream: int, episode: int) -> int:
+  """Returns the seed of an episode, which depends on nothing but its identity."""
+  return int(np.random.SeedSequence((seed, stream, episode)).generate_state(1)[0])
+
+
+class Split:
+  """K/S environments stepped together.
+
+  One observation of a stream is one slot of its row. A truncated episode takes one more slot, not
+  played, for its final observation: the learner then values it like any other. Slot T is never
+  played; what stands there opens the stream's next row, unless it is such a final observation.
+  """
+
+  def __init__(
+    self,
+    *,
+    worker: int,
+    generation: int,
+    index: int,
+    envs: Sequence[Env],
+    topology: Topology,
+    slab: Arrays,
+    streams: Arrays,
+    requests: RecordQueue,
+    trajectories: RecordQueue,
+    on_episode: Callable[[int, int, bool, int, int, float], None],
+    num_policies: int,
+    seed: int,
+    reward_scale: float,
+  ) -> None:
+    part = topology.streams_of(worker, index)
+    self._worker, self._generation, self._index = worker, generation, index
+    self._envs, self._topology, self._slab = envs, topology, slab
+    self._table = {name: array[part] for name, array in streams.items()}
+    self._requests, self._trajectories = requests, trajectories
+    self._on_episode = on_episode
+    self._seed, self._reward_scale = seed, reward_scale
+    self._streams = np.arange(part.start, part.stop)
+    self._policies = policies_of_streams(self._streams, num_policies)
+    self._obs = {
+      name.removeprefix('obs/'): array for name, array in slab.items() if name.startswith('obs/')
+    }
+    n = len(envs)
+    self._rows = self._streams * topology.rows_per_stream
+    self._slots = np.zeros(n, np.int64)
+    self._rewards = np.zeros(n, np.float32)
+    self._terminated = np.zeros(n, bool)
+    self._returns = np.zeros(n)
+    self._tics = np.zeros(n, np.int64)
+    # Observations that open a row which is not free yet: stream of the split -> (obs, first).
+    self._held: dict[int, tuple[dict[str, np.ndarray], bool]] = {}
+    self._tick = 0
+    self._unanswered = 0
+
+  @property
+  def waits_for_actions(self) -> bool:
+    return self._unanswered > 0
+
+  @property
+  def waits_for_rows(self) -> bool:
+    return bool(self._held)
+
+  def start(self) -> None:
+    """Recovers the rows an older generation left, resets every environment and asks to act."""
+    self._table['generation'][:] = self._generation
+    self._table['waiting'][:] = NOT_WAITING
+    for i in range(len(self._envs)):
+      self._requeue(i)
+      self._open_row(i, self._reset(i), first=True)
+
+  def request(self) -> None:
+    """Asks the inference server for the actions of all streams of the split."""
+    self._tick += 1
+    self._table['row'][:] = self._rows
+    self._table['slot'][:] = self._slots
+    self._table['waiting'][:] = self._policies
+    self._unanswered = len(self._envs)
+    for policy in np.unique(self._policies):
+      self._put(
+        self._requests, self._worker, self._generation, self._index, int(policy), self._tick
+      )
+
+  def receive(self, tick: int, served: int) -> None:
+    """Notes that `served` streams were answered; answers to older requests are ignored."""
+    if tick == self._tick:
+      self._unanswered -= served
+
+  def open_held_rows(self) -> bool:
+    """Opens the rows that have become free; returns whether none is missing any more."""
+    for i, (obs, first) in list(self._held.items()):
+      if self._row_is_free(self._rows[i]):
+        del self._held[i]
+        self._open_row(i, obs, first=first)
+    return not self._held
+
+  def step(self) -> None:
+    """Steps every environment with the actions that arrived."""
+    table, slab = self._table, self._slab
+    self._check_replies()
+    rows, slots = self._rows.copy(), self._slots.copy()
+    slab['actions'][rows, slots] = table['reply_action']
+    slab['behaviour_log_prob'][rows, slots] = table['reply_log_prob']
+    slab['behaviour_value'][rows, slots] = table['reply_value']
+    slab['version'][rows, slots] = table['reply_version']
+    slab['played'][rows, slots] = True
+    table['core'][:] = table['reply_core']
+    table['step'] += 1
+    # The outcome of a slot must be in its row before `_advance` may queue that row.
+    results = [
+      env.step(action)
+      for env, action in zip(self._envs, table['reply_action'].tolist(), strict=True)
+    ]
+    for i, (_, reward, terminated, _, info) in enumerate(results):
+      self._rewards[i] = reward
+      self._terminated[i] = terminated
+      self._tics[i] += info['tics']
+    self._returns += self._rewards
+    slab['rewards'][rows, slots] = self._rewards * self._reward_scale
+    slab['terminated'][rows, slots] = self._terminated
+    for i, (obs, _, terminated, truncated, _) in enumerate(results):
+      if terminated or truncated:
+        self._end_episode(i, obs, terminated=terminated)
+      else:
+        self._advance(i, {'obs': obs}, first=False)
+
+  def close(self) -> None:
+    """Closes every environment."""
+    for env in self._envs:
+      env.close()
+
+  def _check_replies(self) -> None:
+    table = self._table
+    foreign = (table['reply_generation'] != self._generation) | (table['reply_tick'] != self._tick)
+    if foreign.any():
+      raise RuntimeError(
+        f'worker {self._worker} split {self._index}: the mailboxes of streams '
+        f'{self._streams[foreign].tolist()} do not answer tick {self._tick} of generation '
+        f'{self._generation}'
+      )
+
+  def _end_episode(self, i: int, obs: np.ndarray, *, terminated: bool) -> None:
+    table = self._table
+    self._on_episode(
+      int(self._streams[i]),
+      int(self._policies[i]),
+      not terminated,
+      int(table['step'][i]),
+      int(self._tics[i]),
+      float(self._returns[i]),
+    )
+    if terminated:
+      self._advance(i, self._reset(i), first=True)
+    elif self._advance(i, {'obs': obs}, first=False, final=True):
+      self._open_row(i, self._reset(i), first=True)
+    else:
+      self._fill_unplayed(i)
+      self._advance(i, self._reset(i), first=True)
+
+  def _reset(self, i: int) -> dict[str, np.ndarray]:
+    table = self._table
+    table['episode'][i] += 1
+    table['step'][i] = 0
+    self._returns[i] = 0.0
+    self._tics[i] = 0
+    stream = int(self._streams[i])
+    obs, _ = self._envs[i].reset(seed=episode_seed(self._seed, stream, int(table['episode'][i])))
+    return {'obs': obs}
+
+  def _advance(
+    self, i: int, obs: dict[str, np.ndarray], *, first: bool, final: bool = False
+  ) -> bool:
+    """Writes the observation after the present slot; returns whether that completed the row.
+
+    The observation also opens the next row, unless it is the `final` one of a truncated episode.
+    """
+    row, slot = self._rows[i], self._slots[i] + 1
+    for key, array in self._obs.items():
+      array[row, slot] = obs[key]
+    self._slab['first'][row, slot] = first
+    self._slots[i] = slot
+    if slot < self._topology.rollout:
+      return False
+    self._queue_row(i)
+    if not final:
+      self._open_row(i, obs, first=first)
+    return True
+
+  def _fill_unplayed(self, i: int) -> None:
+    at = self._rows[i], self._slots[i]
+    for name in ('actions', 'behaviour_log_prob', 'behaviour_value', 'rewards'):
+      self._slab[name][at] = 0
+    self._slab['terminated'][at] = False
+    self._slab['played'][at] = False
+    self._slab['version'][at] = 0
+
+  def _row_is_free(self, row: int) -> bool:
+    return self._slab['queued'][row] == self._slab['released'][row]
+
+  def _queue_row(self, i: int) -> None:
+    """Hands the row to the batcher and makes the stream's next row the present one."""
+    row = int(self._rows[i])
+    serial = int(self._slab['queued'][row]) + 1
+    self._slab['queued'][row] = serial
+    self._put(self._trajectories, row, serial)
+    first_row = int(self._streams[i]) * self._topology.rows_per_stream
+    self._rows[i] = first_row + (row - first_row + 1) % self._topology.rows_per_stream
+
+  def _requeue(self, i: int) -> None:
+    """Repeats the record of rows still queued: the process that put it may have died at it."""
+    first_row = int(self._streams[i]) * self._topology.rows_per_stream
+    for row in range(first_row, first_row + self._topology.rows_per_stream):
+      if not self._row_is_free(row):
+        self._put(self._trajectories, row, int(self._slab['queued'][row]))
+
+  def _open_row(self, i: int, obs: dict[str, np.ndarray], *, first: bool) -> None:
+    """Starts the stream's present row with `obs`, now or as soon as the row is free."""
+    row = self._rows[i]
+    if not self._row_is_free(row):
+      self._held[i] = ({key: np.array(value) for key, value in obs.items()}, first)
+      return
+    for key, array in self._obs.items():
+      array[row, 0] = obs[key]
+    self._slab['first'][row, 0] = first
+    self._slab['core'][row] = self._table['core'][i]
+    self._slab['policy'][row] = self._policies[i]
+    self._slab['generation'][row] = self._generation
+    self._slots[i] = 0
+
+  def _put(self, queue: RecordQueue, *values: int) -> None:
+    if not queue.put(*values):
+      raise RuntimeError(f'worker {self._worker}: a queue is full, which its capacity rules out')

@@ -1,0 +1,264 @@
+"""Measures the stages of a run one on top of the other, in one table.
+
+Pure simulation; transport alone; step and inference; end to end: each is the median of three
+windows, and a share of what pure simulation does on the same machine in the same minute.
+"""
+
+import copy
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sfjax import entries
+from sfjax.config import Config, Core, core_size
+from sfjax.inference.server import Answer, Arrays, batch_specs
+from sfjax.metrics.stages import Stage, StageTimer, server_index
+from sfjax.runtime import ChildDiedError, Runtime
+from sfjax.shm.blocks import SharedBlock
+from sfjax.specs import array_spec
+from sfjax.training import EXIT_BAD_INPUT, EXIT_FAILED, prepare
+
+WINDOWS = 3
+WINDOW_S = 10.0
+WARM_UP_S = 5.0
+START_TIMEOUT_S = 180.0
+
+
+class Row(NamedTuple):
+  """One line of the table."""
+
+  name: str
+  samples_per_s: float  # The median window.
+  windows: list[float]
+
+
+class CheckingPolicies:
+  """Acts without a network, and checks that every observation is the one that was written.
+
+  An observation of `null:pixels` says whose it is and how many there were before it.
+  """
+
+  def __init__(self, buffer: Arrays) -> None:
+    self._buffer = buffer
+
+  def refresh(self) -> None:
+    """There are no parameters."""
+
+  def buffer(self) -> Arrays:
+    """Returns the one buffer: nothing reads it after `act`."""
+    return self._buffer
+
+  def act(self, policy: int, buffer: Arrays, n: int, bucket: int) -> Answer:
+    """Checks the first, middle and last word of each observation; takes action 0.
+
+    Raises:
+      RuntimeError: an observation is not the one that belongs to this stream and step.
+    """
+    del policy, bucket
+    words = buffer['obs/obs'][:n].reshape(n, -1).view(np.uint64)
+    _, _, streams, _, steps = buffer['identity'][:n].astype(np.uint64).T
+    expected = (streams << np.uint64(40)) | steps
+    seen = words[:, [0, words.shape[1] // 2, -1]]
+    if (seen != expected[:, None]).any():
+      wrong = np.flatnonzero((seen != expected[:, None]).any(axis=1))[0]
+      raise RuntimeError(
+        f'stream {streams[wrong]} step {steps[wrong]}: observation holds {seen[wrong]}, '
+        f'not {expected[wrong]}'
+      )
+    zeros = np.zeros(n, np.float32)
+    return Answer(zeros.astype(np.int32), zeros, zeros, buffer['core'][:n], 0)
+
+
+def checking_server_main(shared: entries.Shared) -> None:
+  """Runs an inference server without a network; the target of a spawned process."""
+  entries.enter_child(shared.runtime_pid)
+  status = shared.map_status()
+  timer = StageTimer(status, server_index(shared.topology))
+  specs = batch_specs(shared.topology, shared.env.obs, core_size(shared.config))
+  policies = CheckingPolicies({name: np.zeros(s.shape, s.dtype) for name, s in specs.items()})
+  entries.make_server(shared, status, policies, timer).run(entries.stop_test(shared, status))
+  timer.enter(Stage.DONE)
+
+
+def simulation_main(
+  parent: int, config: Config, index: int, cpu: int | None, scratch: str, block: SharedBlock
+) -> None:
+  """Steps the environments of one worker with random actions until told to stop."""
+  from sfjax.actors.splits import episode_seed
+  from sfjax.envs.registry import EnvContext, make_env
+
+  entries.enter_child(parent)
+  if cpu is not None:
+    os.sched_setaffinity(0, {cpu})
+  counters = block.map(_SIMULATION_SPECS)
+  rng = np.random.default_rng((config.train.seed, index))
+  envs = []
+  for i in range(config.sampler.envs_per_worker):
+    stream = index * config.sampler.envs_per_worker + i
+    folder = tempfile.mkdtemp(dir=scratch)
+    context = EnvContext(
+      worker=index,
+      index=i,
+      env_id=stream,
+      seed=config.train.seed,
+      frameskip=config.env.frameskip,
+      options=config.env.kwargs,
+      scratch=folder,
+    )
+    envs.append(make_env(config.env.name, context))
+  episodes = [0] * len(envs)
+  for i, env in enumerate(envs):
+    env.reset(seed=episode_seed(config.train.seed, i, 0))
+  num_actions = int(envs[0].action_space.n)  # pyright: ignore[reportAttributeAccessIssue]
+  while not counters['stop'][0]:
+    actions = rng.integers(num_actions, size=len(envs)).tolist()
+    for i, env in enumerate(envs):
+      _, _, terminated, truncated, _ = env.step(actions[i])
+      if terminated or truncated:
+        episodes[i] += 1
+        env.reset(seed=episode_seed(config.train.seed, i, episodes[i]))
+    counters['samples'][index] += len(envs)
+  for env in envs:
+    env.close()
+
+
+_MAX_SIMULATIONS = 1024
+_SIMULATION_SPECS = {
+  'stop': array_spec(np.int64, 1),
+  'samples': array_spec(np.int64, _MAX_SIMULATIONS),
+}
+
+
+def measure(count: Callable[[], int], pause: Callable[[float], None]) -> list[float]:
+  """Returns the rate of a counter per second in each window, after a warm-up."""
+  pause(WARM_UP_S)
+  rates = []
+  for _ in range(WINDOWS):
+    before, start = count(), time.monotonic()
+    pause(WINDOW_S)
+    rates.append((count() - before) / (time.monotonic() - start))
+  return rates
+
+
+def measure_simulation(config: Config, cpus: tuple[int, ...]) -> list[float]:
+  """Samples per second of the environments alone, one pinned process a worker."""
+  context = multiprocessing.get_context('spawn')
+  block = SharedBlock()
+  counters = block.allocate(_SIMULATION_SPECS)
+  workers = config.sampler.num_workers or 1
+  with tempfile.TemporaryDirectory(prefix='sfjax-bench-') as scratch:
+    processes = []
+    for i in range(workers):
+      cpu = cpus[i % len(cpus)] if config.sampler.pin_workers else None
+      args = (os.getpid(), config, i, cpu, scratch, block)
+      processes.append(context.Process(target=simulation_main, args=args))
+      processes[-1].start()
+    try:
+      deadline = time.monotonic() + START_TIMEOUT_S
+      while not counters['samples'][:workers].all() and time.monotonic() < deadline:
+        time.sleep(0.05)
+      return measure(lambda: int(counters['samples'].sum()), time.sleep)
+    finally:
+      counters['stop'][0] = 1
+      for process in processes:
+        process.join(10)
+        if process.exitcode is None:
+          process.kill()
+
+
+def measure_run(
+  config: Config, *, counter: str, trains: bool, server_main: Any = entries.server_main
+) -> list[float]:
+  """Samples per second by a counter of the status block, in a run of its own.
+
+  Raises:
+    ChildDiedError: the run did not start or did not live.
+  """
+  with tempfile.TemporaryDirectory(prefix='sfjax-bench-') as workdir:
+    runtime = Runtime(config, Path(workdir), trains=trains, server_main=server_main)
+    status = runtime.status
+
+    def pause(seconds: float) -> None:
+      end = time.monotonic() + seconds
+      while time.monotonic() < end:
+        runtime.poll()
+
+    try:
+      runtime.start()
+      deadline = time.monotonic() + START_TIMEOUT_S
+      while not (status['learner_ready'][0] and status[counter].any()):
+        pause(0.1)
+        if time.monotonic() > deadline:
+          raise ChildDiedError(f'nothing was counted within {START_TIMEOUT_S:.0f} s')
+      return measure(lambda: int(status[counter].sum()), pause)
+    finally:
+      runtime.stop()
+
+
+def transport_config(config: Config) -> Config:
+  """The same layout with an environment that costs nothing and a policy without memory."""
+  config = copy.deepcopy(config)
+  config.env.name, config.env.kwargs = 'null:pixels', {}
+  config.model.core = Core.NONE
+  config.sampler.envs_per_worker = max(config.sampler.envs_per_worker, 32)
+  return config
+
+
+def bench(config: Config) -> int:
+  """Measures a configuration, prints the table and returns the exit code."""
+  try:
+    prepare(config)
+  except ValueError as error:
+    print(f'The configuration does not work:\n{error}', file=sys.stderr, flush=True)
+    return EXIT_BAD_INPUT
+  cpus = tuple(sorted(os.sched_getaffinity(0)))
+  rows = []
+  parts: list[tuple[str, Callable[[], list[float]]]] = [
+    ('pure simulation', lambda: measure_simulation(config, cpus)),
+    (
+      'transport alone',
+      lambda: measure_run(
+        transport_config(config), counter='acted', trains=False, server_main=checking_server_main
+      ),
+    ),
+    ('step + inference', lambda: measure_run(config, counter='acted', trains=False)),
+    ('end to end', lambda: measure_run(config, counter='samples', trains=True)),
+  ]
+  try:
+    for name, run in parts:
+      windows = run()
+      rows.append(Row(name, statistics.median(windows), windows))
+  except (ChildDiedError, ValueError, ImportError) as error:
+    print(f'The benchmark failed: {error}', file=sys.stderr, flush=True)
+    return EXIT_FAILED
+  print(table(rows, config))
+  return 0
+
+
+def table(rows: list[Row], config: Config) -> str:
+  """Formats the measurements."""
+  ceiling = rows[0].samples_per_s
+  lines = [
+    f'{config.env.name}, frameskip {config.env.frameskip}, {config.sampler.num_workers} workers x '
+    f'{config.sampler.envs_per_worker} environments; median of {WINDOWS} windows of '
+    f'{WINDOW_S:.0f} s',
+    f'{"stage":<18}{"samples/s":>12}{"frames/s":>12}{"of simulation":>15}   windows (samples/s)',
+  ]
+  for row in rows:
+    windows = ' '.join(f'{rate:,.0f}' for rate in row.windows)
+    frames = row.samples_per_s * config.env.frameskip
+    # Transport has an environment of its own, so neither frames nor a ceiling.
+    own = row.name == 'transport alone'
+    lines.append(
+      f'{row.name:<18}{row.samples_per_s:>12,.0f}{"-" if own else f"{frames:,.0f}":>12}'
+      f'{"-" if own else f"{row.samples_per_s / ceiling:.1%}":>15}   {windows}'
+    )
+  return '\n'.join(lines)

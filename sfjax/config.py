@@ -1,0 +1,261 @@
+"""Typed configuration of a run, its automatic values, and the check that comes before a start.
+
+Files in `configs/` build a `Config`; every field is also a flag (`--config.train.seed=1`). A field
+that is None takes an automatic value, which `resolve` fills in and explains.
+"""
+
+import dataclasses
+import enum
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Encoder(enum.Enum):
+  """How an observation becomes features."""
+
+  CONV = 'conv'  # 32·8·4, 64·4·2, 128·3·2, then a fully connected layer.
+  MLP = 'mlp'
+
+
+class Core(enum.Enum):
+  """What the policy remembers between steps."""
+
+  NONE = 'none'
+  GRU = 'gru'
+
+
+@dataclass(slots=True, kw_only=True)
+class EnvConfig:
+  name: str = 'doom:basic'  # doom:<scenario>, or the id of a registered Gymnasium environment.
+  frameskip: int = 1  # Simulator frames per action.
+  reward_scale: float = 1.0  # Multiplies training rewards; statistics stay raw.
+  kwargs: dict[str, Any] = field(default_factory=dict)  # Options of the environment.
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerConfig:
+  num_workers: int | None = None  # Worker processes; None: one per usable CPU.
+  envs_per_worker: int = 16  # K.
+  num_splits: int = 2  # S: one split steps while another waits for its actions.
+  rows_per_stream: int = 2  # R: trajectories a stream may have in flight.
+  pin_workers: bool = True  # Keep a worker and its game engines on one CPU.
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelConfig:
+  encoder: Encoder = Encoder.CONV
+  encoder_size: int = 512  # Width of the fully connected layer after the convolutions.
+  mlp_layers: tuple[int, ...] = (64, 64)
+  core: Core = Core.GRU
+  core_size: int = 512
+
+
+@dataclass(slots=True, kw_only=True)
+class LossConfig:
+  gamma: float = 0.99
+  use_vtrace: bool = True  # False: GAE.
+  rho_bar: float = 1.0
+  c_bar: float = 1.0
+  gae_lambda: float = 0.95
+  use_clip: bool = True  # False: the plain policy gradient of IMPALA and A2C.
+  clip_ratio: float = 0.1  # The ratio is kept in [1 / (1 + c), 1 + c].
+  value_coef: float = 0.5
+  value_clip: float = 0.2
+  entropy_coef: float = 0.003
+  normalize_advantages: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class LearnerConfig:
+  rollout: int = 32  # T: steps in a trajectory.
+  batch_size: int = 1024  # Slots in a batch, B·T.
+  epochs: int = 1  # SGD updates on a batch.
+  learning_rate: float = 1e-4
+  adam_eps: float = 1e-6
+  max_grad_norm: float = 4.0  # 0: no clipping.
+  max_policy_lag: int = 100  # Samples older than this many updates are not trained on.
+  microbatch: int | None = None  # Observations the encoder sees at once; None: by platform.
+  num_threads: int | None = None  # XLA's threads in the learner; None: all usable CPUs.
+
+
+@dataclass(slots=True, kw_only=True)
+class InferenceConfig:
+  num_threads: int = 1  # XLA's threads in the inference server.
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainConfig:
+  seed: int = 0
+  num_policies: int = 1  # P.
+  max_frames: int = 10_000_000  # Per policy, counted over all resumes.
+  max_seconds: float | None = None  # Wall time of this start.
+  stop_at_return: float | None = None  # Mean return of a full window of episodes.
+  window: int = 100  # Episodes in the running means.
+  report_every_s: float = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointConfig:
+  every_s: float = 120.0
+  keep: int = 3
+
+
+@dataclass(slots=True, kw_only=True)
+class Config:
+  name: str = 'run'  # The run folder is runs/<name> unless --workdir says otherwise.
+  env: EnvConfig = field(default_factory=EnvConfig)
+  sampler: SamplerConfig = field(default_factory=SamplerConfig)
+  model: ModelConfig = field(default_factory=ModelConfig)
+  loss: LossConfig = field(default_factory=LossConfig)
+  learner: LearnerConfig = field(default_factory=LearnerConfig)
+  inference: InferenceConfig = field(default_factory=InferenceConfig)
+  train: TrainConfig = field(default_factory=TrainConfig)
+  checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+
+def core_size(config: Config) -> int:
+  """Width of the recurrent state of one stream; 0 without a core."""
+  return config.model.core_size if config.model.core is Core.GRU else 0
+
+
+def trajectories_per_batch(config: Config) -> int:
+  """B."""
+  return config.learner.batch_size // config.learner.rollout
+
+
+def resolve(config: Config, *, cpus: int, cpus_reason: str) -> list[str]:
+  """Fills in the automatic sizes that depend on the machine.
+
+  Args:
+    config: changed in place.
+    cpus: CPUs this process may really use.
+    cpus_reason: how that number was found.
+
+  Returns:
+    A line for each value chosen, with the reason.
+  """
+  chosen = []
+  if config.sampler.num_workers is None:
+    config.sampler.num_workers = cpus
+    chosen.append(f'sampler.num_workers = {cpus}: one per usable CPU ({cpus_reason})')
+  if config.learner.num_threads is None:
+    config.learner.num_threads = cpus
+    chosen.append(f'learner.num_threads = {cpus}: all usable CPUs')
+  return chosen
+
+
+def validate(config: Config) -> None:
+  """Checks a resolved configuration.
+
+  Raises:
+    ValueError: every problem at once, each with the value, the limit and the fix.
+  """
+  problems = [*_out_of_range(config), *_mismatches(config)]
+  if problems:
+    raise ValueError('\n'.join(f'  {problem}' for problem in problems))
+
+
+_POSITIVE = (
+  'env.frameskip sampler.num_workers sampler.envs_per_worker sampler.num_splits '
+  'sampler.rows_per_stream model.encoder_size model.core_size learner.rollout '
+  'learner.batch_size learner.epochs learner.learning_rate learner.adam_eps '
+  'learner.microbatch learner.num_threads inference.num_threads train.num_policies '
+  'train.max_frames train.max_seconds train.window train.report_every_s checkpoint.every_s '
+  'checkpoint.keep loss.rho_bar loss.c_bar loss.clip_ratio loss.value_clip'
+).split()
+_NOT_NEGATIVE = (
+  'train.seed learner.max_grad_norm learner.max_policy_lag loss.value_coef loss.entropy_coef'
+).split()
+_FRACTIONS = ('loss.gamma', 'loss.gae_lambda')
+
+
+def get_field(config: Config, path: str) -> Any:
+  """Returns the field at a dotted path."""
+  value = config
+  for name in path.split('.'):
+    value = getattr(value, name)
+  return value
+
+
+def _out_of_range(config: Config) -> list[str]:
+  problems = []
+  for paths, limit, holds in (
+    (_POSITIVE, 'above 0', lambda x: x > 0),
+    (_NOT_NEGATIVE, '0 or more', lambda x: x >= 0),
+    (_FRACTIONS, 'between 0 and 1', lambda x: 0 <= x <= 1),
+  ):
+    for path in paths:
+      value = get_field(config, path)
+      if value is not None and not holds(value):
+        problems.append(f'{path} is {value}; it must be {limit}')
+  return problems
+
+
+def _mismatches(config: Config) -> list[str]:
+  problems = []
+  rollout, batch = config.learner.rollout, config.learner.batch_size
+  if rollout > 0 and batch % rollout:
+    below = max(batch // rollout, 1) * rollout
+    problems.append(
+      f'learner.batch_size {batch} is not a multiple of learner.rollout {rollout}; '
+      f'use {below} or {below + rollout}'
+    )
+  envs, splits = config.sampler.envs_per_worker, config.sampler.num_splits
+  if splits > 0 and envs % splits:
+    below = max(envs // splits, 1) * splits
+    problems.append(
+      f'sampler.envs_per_worker {envs} is not a multiple of sampler.num_splits {splits}; '
+      f'use {below} or {below + splits}'
+    )
+  micro = config.learner.microbatch
+  slots = (rollout + 1) * (batch // rollout) if rollout > 0 else 0
+  if micro and micro > 0 and slots > 0 and slots % micro:
+    near = [n for n in range(1, slots + 1) if slots % n == 0]
+    below = max(n for n in near if n <= micro)
+    problems.append(
+      f'learner.microbatch {micro} does not divide the {slots} observations of a batch '
+      f'((rollout + 1) · batch_size / rollout); use {below} or {min(n for n in near if n > below)}'
+      if below < slots
+      else f'learner.microbatch {micro} is more than the {slots} observations of a batch'
+    )
+  return problems
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """Returns a configuration as plain JSON values."""
+
+  def plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+      return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+      return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+  return plain(config)
+
+
+def from_dict(data: dict[str, Any], cls: type = Config) -> Any:
+  """Rebuilds a configuration from `to_dict`.
+
+  Raises:
+    ValueError: a field is unknown, as in a file of another version.
+  """
+  hints = typing.get_type_hints(cls)
+  unknown = set(data) - set(hints)
+  if unknown:
+    raise ValueError(f'{cls.__name__} has no fields {sorted(unknown)}')
+  return cls(**{name: _restore(value, hints[name]) for name, value in data.items()})
+
+
+def _restore(value: Any, hint: Any) -> Any:
+  if isinstance(hint, types.UnionType):
+    hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+  if value is None:
+    return None
+  if dataclasses.is_dataclass(hint):
+    return from_dict(value, typing.cast(type, hint))
+  if isinstance(hint, type) and issubclass(hint, enum.Enum):
+    return hint(value)
+  return tuple(value) if typing.get_origin(hint) is tuple else value

@@ -1,0 +1,1 @@
+"""The inference server: one batched policy step for whatever waits."""

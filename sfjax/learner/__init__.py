@@ -1,0 +1,1 @@
+"""The learner: batches of trajectories in, new versions of the parameters out."""

@@ -1,0 +1,1 @@
+"""Flax modules of a policy and the distributions over its actions."""

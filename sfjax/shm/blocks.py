@@ -1,0 +1,69 @@
+"""Anonymous shared memory and the arrays laid out in it.
+
+A block is a memfd: it has no name, so nothing of it can be left behind, and its size does not
+depend on /dev/shm. The descriptor travels in the spawn arguments of a child.
+"""
+
+import mmap
+import os
+from collections.abc import Mapping
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+
+from sfjax.specs import ArraySpec
+
+_ALIGNMENT = 64  # One cache line: arrays of different writers never share one.
+
+
+def _aligned(nbytes: int) -> int:
+  return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def block_bytes(specs: Mapping[str, ArraySpec]) -> int:
+  """Returns the bytes a block needs to hold arrays of these specs."""
+  return sum(_aligned(spec.nbytes) for spec in specs.values())
+
+
+class SharedBlock:
+  """A memory file that one process allocates and any child can map."""
+
+  def __init__(self) -> None:
+    self._fd = os.memfd_create('sfjax')
+    self._mappings: list[mmap.mmap] = []
+
+  def allocate(self, specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
+    """Reserves the memory for `specs` and maps it.
+
+    Args:
+      specs: name to shape and dtype; every process must map the block with equal specs.
+
+    Returns:
+      The zeroed arrays by name.
+
+    Raises:
+      OSError: there is not enough memory. Reserving now turns a later SIGBUS into this error.
+    """
+    nbytes = max(block_bytes(specs), mmap.PAGESIZE)
+    os.ftruncate(self._fd, nbytes)
+    os.posix_fallocate(self._fd, 0, nbytes)
+    return self.map(specs)
+
+  def map(self, specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
+    """Maps the allocated block and returns its arrays by name."""
+    memory = mmap.mmap(self._fd, max(block_bytes(specs), mmap.PAGESIZE))
+    self._mappings.append(memory)
+    arrays, offset = {}, 0
+    for name, spec in specs.items():
+      array = np.frombuffer(memory, spec.dtype, count=spec.size, offset=offset)
+      arrays[name] = array.reshape(spec.shape)
+      offset += _aligned(spec.nbytes)
+    return arrays
+
+  def __getstate__(self) -> dict[str, Any]:
+    return {'fd': DupFd(self._fd)}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    self._fd = state['fd'].detach()
+    self._mappings = []

@@ -1,0 +1,110 @@
+"""The trajectory slab, the stream table, and the records that speak of them.
+
+Workers fill rows of the slab with observations and what became of the actions; the inference
+server gathers observations from it and answers into a stream's mailbox; the batcher copies whole
+rows out. Every field has one writer:
+
+- slab rows and the stream table: the stream's worker; `released`: the learner's batcher;
+- the mailbox: the inference server.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sfjax.specs import ArraySpec, EnvSpec, array_spec
+
+# A split asks for actions; the reply echoes it. `policy` < 0 marks a wake-up without a request.
+REQUEST = np.dtype(
+  [('worker', 'i4'), ('generation', 'i4'), ('split', 'i4'), ('policy', 'i4'), ('tick', 'i8')]
+)
+# To a worker: `served` streams of the request were answered; split < 0 tells of a released row.
+REPLY = np.dtype([('generation', 'i4'), ('split', 'i4'), ('served', 'i4'), ('tick', 'i8')])
+# A complete row, `serial` counting how often the row was queued.
+TRAJECTORY = np.dtype([('row', 'i4'), ('serial', 'i8')])
+
+NOT_WAITING = -1
+
+
+class Topology(NamedTuple):
+  """How many workers, environments and rows there are, and how they are numbered."""
+
+  num_workers: int
+  envs_per_worker: int  # K.
+  num_splits: int  # S; K is a multiple of it.
+  rows_per_stream: int  # R.
+  rollout: int  # T.
+
+  @property
+  def num_streams(self) -> int:
+    return self.num_workers * self.envs_per_worker
+
+  @property
+  def num_rows(self) -> int:
+    return self.num_streams * self.rows_per_stream
+
+  @property
+  def split_size(self) -> int:
+    return self.envs_per_worker // self.num_splits
+
+  def streams_of(self, worker: int, split: int) -> slice:
+    """The streams of one split of one worker."""
+    start = worker * self.envs_per_worker + split * self.split_size
+    return slice(start, start + self.split_size)
+
+  def worker_of_row(self, row: int) -> int:
+    return row // (self.rows_per_stream * self.envs_per_worker)
+
+  def stream_of_row(self, row: int) -> int:
+    return row // self.rows_per_stream
+
+
+def slab_specs(topology: Topology, env: EnvSpec, core_size: int) -> dict[str, ArraySpec]:
+  """Returns the specs of the slab's fields, [rows, T+1, ...], [rows, T] or [rows, ...].
+
+  Facts only; what follows from them (discounts, validity) the learner derives. A played slot is
+  one where an action was taken. Slot T holds the observation to bootstrap from.
+  """
+  rows, steps = topology.num_rows, topology.rollout
+  specs = {
+    f'obs/{key}': ArraySpec((rows, steps + 1, *spec.shape), spec.dtype)
+    for key, spec in env.obs.items()
+  }
+  specs['first'] = array_spec(bool, rows, steps + 1)  # An episode starts here: reset the core.
+  for name, dtype in (
+    ('actions', np.int32),
+    ('behaviour_log_prob', np.float32),
+    ('behaviour_value', np.float32),
+    ('rewards', np.float32),
+    ('terminated', bool),
+    ('played', bool),
+    ('version', np.int32),
+  ):
+    specs[name] = array_spec(dtype, rows, steps)
+  specs['core'] = array_spec(np.float32, rows, core_size)  # Core state that enters slot 0.
+  specs['policy'] = array_spec(np.int32, rows)
+  specs['generation'] = array_spec(np.int32, rows)
+  # A row is free when the two are equal: one counter for each writer, so neither can be lost.
+  specs['queued'] = array_spec(np.int64, rows)
+  specs['released'] = array_spec(np.int64, rows)
+  return specs
+
+
+def stream_specs(topology: Topology, core_size: int) -> dict[str, ArraySpec]:
+  """Returns the specs of the stream table and, behind `reply_`, of the mailboxes."""
+  n = topology.num_streams
+  ints = ('waiting', 'generation', 'row', 'slot', 'episode', 'step', 'reply_generation')
+  specs = {name: array_spec(np.int32, n) for name in ints}
+  specs['reply_tick'] = array_spec(np.int64, n)
+  specs['core'] = array_spec(np.float32, n, core_size)
+  specs['reply_core'] = array_spec(np.float32, n, core_size)
+  specs['reply_action'] = array_spec(np.int32, n)
+  specs['reply_log_prob'] = array_spec(np.float32, n)
+  specs['reply_value'] = array_spec(np.float32, n)
+  specs['reply_version'] = array_spec(np.int32, n)
+  return specs
+
+
+def obs_keys(arrays: dict[str, np.ndarray]) -> list[str]:
+  """The observation keys among a slab's field names."""
+  return [name.removeprefix('obs/') for name in arrays if name.startswith('obs/')]
