@@ -174,6 +174,10 @@ class Runtime:
     """
     self.config, self.workdir = config, workdir
     self._trains, self._server_main = trains, server_main
+    self._signal: int | None = None
+    self._handlers = {
+      signum: signal.signal(signum, self._on_signal) for signum in (signal.SIGINT, signal.SIGTERM)
+    }
     self._run_id = uuid.uuid4().hex[:12]
     resource_tracker.ensure_running()  # Before the run id: the tracker ends by itself.
     os.environ[entries.RUN_ID] = self._run_id
@@ -184,14 +188,13 @@ class Runtime:
     self._generations: list[int] = []
     self._started_at: list[float] = []
     self._quick_deaths: list[int] = []
-    self._signal: int | None = None
     try:
       env = probe_env(config, self._scratch)
       self.topology = make_topology(config)
       check_memory(config, self.topology, env)
       self.shared = make_shared(config, self.topology, env, workdir=workdir, scratch=self._scratch)
     except BaseException:
-      self._dismiss_guardian()
+      self._release()
       raise
     self.status = self.shared.map_status()
     self.report = Report(
@@ -207,16 +210,11 @@ class Runtime:
     Raises:
       ChildDiedError: server, learner or a worker could not be kept alive.
     """
-    handlers = {
-      signum: signal.signal(signum, self._on_signal) for signum in (signal.SIGINT, signal.SIGTERM)
-    }
     try:
       self.start()
       return self._watch()
     finally:
       self.stop()
-      for signum, handler in handlers.items():
-        signal.signal(signum, handler)
 
   def start(self) -> None:
     """Starts learner, server and workers."""
@@ -240,7 +238,7 @@ class Runtime:
     if learner is not None:
       self._join([learner], STAGE_LIMIT_S[Stage.SAVE])
     self._drain()
-    self._dismiss_guardian()
+    self._release()
 
   def _join(self, processes: list[Any], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
@@ -266,11 +264,13 @@ class Runtime:
     receiver.close()
     return guardian, sender
 
-  def _dismiss_guardian(self) -> None:
-    """Lets the guardian clean up, as it would after a crash, and waits for it."""
+  def _release(self) -> None:
+    """Lets the guardian clean up, as it would after a crash, and gives the signals back."""
     self._alive.close()
     self._guardian.join(DEFAULT_LIMIT_S)
     os.environ.pop(entries.RUN_ID, None)
+    for signum, handler in self._handlers.items():
+      signal.signal(signum, handler)
 
   def _spawn(self, name: str, target: Any, *args: Any) -> Any:
     process = self._context.Process(target=target, args=args, name=name)

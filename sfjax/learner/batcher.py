@@ -6,6 +6,7 @@ trains on it the next one fills. Rows of a policy that does not train are releas
 
 import os
 import select
+import weakref
 from collections import deque
 from typing import NamedTuple
 
@@ -67,6 +68,11 @@ class Batcher:
     batch_trajectories: int,
     trains: bool = True,
   ) -> None:
+    if batch_trajectories % num_devices:
+      raise ValueError(
+        f'{batch_trajectories} trajectories cannot be shared by {num_devices} devices; make '
+        f'learner.batch_size a multiple of {topology.rollout * num_devices}'
+      )
     self._topology, self._slab, self._streams = topology, slab, streams
     self._trajectories, self._replies = trajectories, replies
     self._share = batch_trajectories // num_devices
@@ -81,8 +87,9 @@ class Batcher:
     self.ready: deque[ReadyBatch] = deque()
     self.samples_discarded = [0] * num_policies
     self._wake_read, self._wake_write = os.pipe()
-    os.set_blocking(self._wake_read, False)
-    os.set_blocking(self._wake_write, False)
+    for fd in (self._wake_read, self._wake_write):
+      os.set_blocking(fd, False)
+      weakref.finalize(self, os.close, fd)
     self._poll = select.poll()
     self._poll.register(self._wake_read, select.POLLIN)
     self._poll.register(trajectories.fileno(), select.POLLIN)

@@ -32,7 +32,7 @@ class ActorCritic(nn.Module):
   def setup(self) -> None:
     orthogonal = nn.initializers.orthogonal
     self.policy_head = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))
-    self.value_head = nn.Dense(1, kernel_init=orthogonal(1.0))
+    self.value_head = nn.Dense(1, kernel_init=orthogonal(0.1))
 
   def encode(self, obs: Obs) -> jax.Array:
     """Encodes observations [N, ...] into features [N, F]."""

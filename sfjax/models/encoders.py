@@ -88,13 +88,13 @@ class ConvEncoder(nn.Module):
     scale = 1.0 / 255.0 if obs.dtype == jnp.uint8 else 1.0
     for i, (features, size, stride) in enumerate(self.layers):
       shape = (size, size, x.shape[-1], features)
-      kernel = self.param(f'conv_{i}', _orthogonal(2.0**0.5), shape)
+      kernel = self.param(f'conv_{i}', _orthogonal(1.0), shape)
       bias = self.param(f'conv_{i}_bias', nn.initializers.zeros, (features,))
       # Scaling the weights instead of the pixels keeps the patches in bytes.
       x = nn.elu(convolution(x, kernel * scale, stride) + bias)
       scale = 1.0
     x = x.reshape(x.shape[0], -1)
-    return nn.elu(nn.Dense(self.size, kernel_init=_orthogonal(2.0**0.5))(x))
+    return nn.elu(nn.Dense(self.size, kernel_init=_orthogonal(1.0))(x))
 
 
 class MlpEncoder(nn.Module):

@@ -4,14 +4,17 @@ A block is a memfd: it has no name, so nothing of it can be left behind, and its
 depend on /dev/shm. The descriptor travels in the spawn arguments of a child.
 """
 
+import errno
 import mmap
 import os
+import weakref
 from collections.abc import Mapping
 from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
 
+from sfjax.machine import available_memory
 from sfjax.specs import ArraySpec
 
 _ALIGNMENT = 64  # One cache line: arrays of different writers never share one.
@@ -30,8 +33,7 @@ class SharedBlock:
   """A memory file that one process allocates and any child can map."""
 
   def __init__(self) -> None:
-    self._fd = os.memfd_create('sfjax')
-    self._mappings: list[mmap.mmap] = []
+    self._own(os.memfd_create('sfjax'))
 
   def allocate(self, specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
     """Reserves the memory for `specs` and maps it.
@@ -43,9 +45,15 @@ class SharedBlock:
       The zeroed arrays by name.
 
     Raises:
-      OSError: there is not enough memory. Reserving now turns a later SIGBUS into this error.
+      OSError: there is not enough memory. Reserving now turns a later SIGBUS into this error; a
+        memfd has no limit of its own, so reserving too much would call the kernel's killer.
     """
     nbytes = max(block_bytes(specs), mmap.PAGESIZE)
+    available, reason = available_memory()
+    if nbytes > available:
+      raise OSError(
+        errno.ENOMEM, f'shared memory of {nbytes} bytes asked, {available} available ({reason})'
+      )
     os.ftruncate(self._fd, nbytes)
     os.posix_fallocate(self._fd, 0, nbytes)
     return self.map(specs)
@@ -53,7 +61,6 @@ class SharedBlock:
   def map(self, specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
     """Maps the allocated block and returns its arrays by name."""
     memory = mmap.mmap(self._fd, max(block_bytes(specs), mmap.PAGESIZE))
-    self._mappings.append(memory)
     arrays, offset = {}, 0
     for name, spec in specs.items():
       array = np.frombuffer(memory, spec.dtype, count=spec.size, offset=offset)
@@ -65,5 +72,8 @@ class SharedBlock:
     return {'fd': DupFd(self._fd)}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
-    self._fd = state['fd'].detach()
-    self._mappings = []
+    self._own(state['fd'].detach())
+
+  def _own(self, fd: int) -> None:
+    self._fd = fd
+    weakref.finalize(self, os.close, fd)  # The memory lives on while an array of it does.

@@ -6,9 +6,11 @@ was written to a shared block before `put` is seen after `get_all`.
 """
 
 import fcntl
+import mmap
 import os
 import select
 import struct
+import weakref
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -33,17 +35,17 @@ class RecordQueue:
     Raises:
       ValueError: the records do not fit a pipe.
     """
-    nbytes = capacity * dtype.itemsize
+    # A write never spans pages, and one page more may be held by a reader that is half through it.
+    nbytes = (-(-capacity // max(mmap.PAGESIZE // dtype.itemsize, 1)) + 1) * mmap.PAGESIZE
     if dtype.itemsize > _PIPE_BUF or nbytes > _MAX_PIPE_BYTES:
       raise ValueError(
-        f'{capacity} records of {dtype.itemsize} bytes are {nbytes} bytes; a pipe holds '
+        f'{capacity} records of {dtype.itemsize} bytes need {nbytes} bytes; a pipe holds '
         f'{_MAX_PIPE_BYTES} in records of at most {_PIPE_BUF}. Use fewer streams.'
       )
     self.dtype = dtype
     self._read_fd, self._write_fd = os.pipe()
     os.set_blocking(self._read_fd, False)
     os.set_blocking(self._write_fd, False)
-    # A write never spans pages, so a page can waste up to a record: ask for twice the need.
     fcntl.fcntl(self._write_fd, _F_SETPIPE_SZ, min(max(2 * nbytes, 65536), _MAX_PIPE_BYTES))
     self._prepare()
 
@@ -54,6 +56,8 @@ class RecordQueue:
     self._chunk = (1 << 18) // self.dtype.itemsize * self.dtype.itemsize
     self._poll = select.poll()
     self._poll.register(self._read_fd, select.POLLIN)
+    for fd in (self._read_fd, self._write_fd):
+      weakref.finalize(self, os.close, fd)
 
   def put(self, *values: float) -> bool:
     """Puts one record, its fields in the order of the dtype; returns False when full."""

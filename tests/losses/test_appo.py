@@ -10,24 +10,22 @@ import pytest
 from loss_oracles import Trajectory, gae_sum, vtrace_sum
 
 from sfjax.losses import appo_loss, transition_masks
+from sfjax.losses.appo import masked_mean
 
-# Arguments that the loss is differentiated by come first.
-OUTPUTS = ('log_prob_tm1', 'entropy_tm1', 'values')
+OUTPUTS = ('log_prob_tm1', 'entropy_tm1', 'values')  # What the networks computed.
 FLAGS = ('use_vtrace', 'use_clip', 'normalize_advantages', 'axis_name')
 MODES = list(itertools.product((True, False), (True, False)))
 SCALARS = {'gamma': 0.9, 'rho_bar': 1.2, 'c_bar': 1.1, 'gae_lambda': 0.8, 'ratio_min': 0.9}
 SCALARS |= {'ratio_max': 1.1, 'value_coef': 0.5, 'value_clip': 0.3, 'entropy_coef': 0.01}
+ALL_ROWS = list(itertools.product(('go', 'terminate', 'truncate'), repeat=4))
 traces = []  # One entry for every compilation of `loss_and_grads`.
 
 
 def lay_out(events):
   """The flags of one row, [T] and [T+1]: the slab's rules for what happens step by step."""
   steps, slot = len(events), 0
-  played, terminated, first = (
-    np.zeros(steps, bool),
-    np.zeros(steps, bool),
-    np.zeros(steps + 1, bool),
-  )
+  played, terminated = np.zeros((2, steps), bool)
+  first = np.zeros(steps + 1, bool)
   for event in events:
     if slot < steps:
       played[slot], terminated[slot] = True, event == 'terminate'
@@ -113,15 +111,21 @@ def test_masks_are_derived_in_order():
     transition_masks(terminated, first, played.astype(jnp.uint8), gamma=0.5)
 
 
+def test_masked_mean_chooses_before_it_adds():
+  """Catches x · mask, which keeps NaN, and a mean over all entries."""
+  mask = jnp.array([True, False, True])
+  mean = masked_mean({'x': jnp.array([1.0, jnp.nan, 5.0])}, mask)
+  np.testing.assert_array_equal(mean['x'], 3.0)
+  np.testing.assert_array_equal(masked_mean(jnp.ones(3), mask & False), 0.0)
+
+
 @pytest.mark.parametrize('use_vtrace', [True, False])
-@pytest.mark.parametrize('steps', [1, 4])
-def test_every_placement_of_ends_equals_a_per_episode_oracle(steps, use_vtrace):
+def test_every_placement_of_ends_equals_a_per_episode_oracle(use_vtrace):
   """Catches a bootstrap from the wrong slot and a trace through any kind of end."""
-  rows = list(itertools.product(('go', 'terminate', 'truncate'), repeat=steps))
-  batch = make_batch(rows)
+  batch = make_batch(ALL_ROWS)
   targets, advantages = recover(batch, use_vtrace=use_vtrace)
   ratio = np.exp(batch['log_prob_tm1'] - batch['behaviour_log_prob'])
-  for row in range(len(rows)):
+  for row in range(len(ALL_ROWS)):
     column = {name: x[:, row] for name, x in batch.items()}
     slots = np.flatnonzero(column['played'])
     # An episode's slots are consecutive; one ends where the next played slot is a `first`.
@@ -194,8 +198,9 @@ def test_an_unplayed_slot_is_never_a_sample():
 @pytest.mark.parametrize('use_vtrace', [True, False])
 def test_a_stale_slot_stops_the_trace_but_still_bootstraps(use_vtrace):
   """Catches a trace through a dropped sample, and its value lost to the sample before."""
-  batch = make_batch([('go',) * 3])
-  batch['valid'][1] = False
+  batch = make_batch(ALL_ROWS)
+  assert ALL_ROWS[0] == ('go',) * 4
+  batch['valid'][1, 0] = False
   targets, _ = recover(batch, use_vtrace=use_vtrace)
   v, r = batch['values'][:, 0], batch['rewards'][:, 0]
   rho = np.exp(batch['log_prob_tm1'] - batch['behaviour_log_prob'])[0, 0]
@@ -230,16 +235,15 @@ def test_invalid_rows_do_not_dilute_the_mean():
     np.testing.assert_allclose(wide_metrics[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize('use_clip', [True, False])
-def test_devices_with_unequal_counts_add_up_to_the_whole_batch(use_clip):
+def test_devices_with_unequal_counts_add_up_to_the_whole_batch():
   """Catches a mean of means, local advantage statistics, and metrics of one device."""
   whole = mixed_batch()
   whole['valid'][1:, 3:] = False  # 15 samples against 2.
   assert whole['valid'][:, :3].sum() > 3 * whole['valid'][:, 3:].sum() > 0
   split = {k: jnp.stack([jnp.asarray(x[:, :3]), jnp.asarray(x[:, 3:])]) for k, x in whole.items()}
-  one_device = functools.partial(loss_and_grads, use_clip=use_clip, axis_name='devices', **SCALARS)
+  one_device = functools.partial(loss_and_grads, axis_name='devices', **SCALARS)
   losses, metrics, grads = jax.vmap(one_device, axis_name='devices')(split)
-  loss, whole_metrics, whole_grads = run(whole, use_clip=use_clip)
+  loss, whole_metrics, whole_grads = run(whole)
   np.testing.assert_allclose(losses.sum(), loss, rtol=1e-5)
   for name in OUTPUTS:
     joined = np.concatenate(list(grads[name]), 1)

@@ -95,7 +95,7 @@ def test_an_axis_taken_for_time_differs_from_column_by_column(shape):
   columns = [random_trajectory(seed, 4) for seed in range(int(np.prod(shape)))]
   inputs = zip(*(x.args(GAMMA) for x in columns), strict=True)
   stacked = [jnp.asarray(np.stack(column, -1).reshape(4, *shape)) for column in inputs]
-  out = gae(*stacked, lambda_=0.8)
+  out = jit_gae(*stacked, lambda_=0.8)
   each = np.stack([run(x).advantages for x in columns], -1).reshape(4, *shape)
   np.testing.assert_allclose(out.advantages, each, rtol=1e-5, atol=1e-6)
 
@@ -109,7 +109,7 @@ def test_targets_that_learn_have_a_gradient():
     out = gae(v_tm1, v_t, r_t, discount_t, done_t)
     return jnp.sum(out.targets + out.advantages)
 
-  for grad in jax.grad(total, (0, 1))(jnp.asarray(x.v_tm1), jnp.asarray(x.v_t)):
+  for grad in jax.jit(jax.grad(total, (0, 1)))(jnp.asarray(x.v_tm1), jnp.asarray(x.v_t)):
     np.testing.assert_array_equal(grad, 0.0)
 
 

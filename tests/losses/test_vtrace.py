@@ -111,7 +111,7 @@ def test_an_axis_taken_for_time_differs_from_column_by_column(shape):
   columns = [random_trajectory(seed, 4) for seed in range(int(np.prod(shape)))]
   inputs = [(*x.args(GAMMA), x.ratio) for x in columns]
   stacked = [np.stack(column, -1).reshape(4, *shape) for column in zip(*inputs, strict=True)]
-  out = vtrace(*map(jnp.asarray, stacked))
+  out = jit_vtrace(*stacked)
   expected = [run(x) for x in columns]
   for name in out._fields:
     each = np.stack([getattr(column, name) for column in expected], -1).reshape(4, *shape)
@@ -130,7 +130,7 @@ def test_targets_that_learn_have_a_gradient():
     out = vtrace(v_tm1, v_t, r_t, discount_t, done_t, rho)
     return jnp.sum(out.targets + out.advantages)
 
-  grads = jax.grad(total, (0, 1, 2))(*map(jnp.asarray, (x.v_tm1, x.v_t, x.ratio)))
+  grads = jax.jit(jax.grad(total, (0, 1, 2)))(*map(jnp.asarray, (x.v_tm1, x.v_t, x.ratio)))
   for grad in grads:
     np.testing.assert_array_equal(grad, 0.0)
 
