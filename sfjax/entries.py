@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from sfjax.config import Config, core_size
+from sfjax.machine import compilation_cache
 from sfjax.metrics.stages import (
   Stage,
   StageTimer,
@@ -87,6 +88,10 @@ def _configure_xla(num_threads: int) -> None:
   os.environ['NPROC'] = str(num_threads)  # XLA sizes its CPU thread pools by it.
   os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # Two processes share a GPU.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '1')
+  # Programs compiled by an earlier start are loaded. With jax's own limits nothing would be kept.
+  os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', compilation_cache())
+  os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+  os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
 
 
 def probe_main(parent: int, config: Config, scratch: str, reply: Connection) -> None:

@@ -1,6 +1,8 @@
 """What this machine lets us use: CPUs, memory, accelerators."""
 
+import hashlib
 import os
+import platform
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,3 +57,11 @@ def available_memory() -> tuple[int, str]:
 def has_nvidia_device() -> bool:
   """Whether the kernel shows an NVIDIA device."""
   return Path('/dev/nvidia0').exists()
+
+
+def compilation_cache() -> str:
+  """Folder for compiled programs, one for each kind of CPU: they hold its instructions."""
+  info = Path('/proc/cpuinfo').read_text() if Path('/proc/cpuinfo').is_file() else ''
+  kind = next((line for line in info.splitlines() if line.startswith('flags')), platform.machine())
+  base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+  return str(base / 'sfjax' / f'jax-{hashlib.sha256(kind.encode()).hexdigest()[:12]}')

@@ -217,6 +217,16 @@ class FakeServer:
       split.receive(int(request['tick']), self.answer(request))
 
 
+class FakeOutput:
+  """An output of a device program that is ready when told."""
+
+  def __init__(self, *, ready: bool = False) -> None:
+    self.ready = ready
+
+  def is_ready(self) -> bool:
+    return self.ready
+
+
 def take_rows(transport: Transport, *, release: bool = True) -> dict[int, list[Arrays]]:
   """Copies the rows that were queued, by stream, and releases them."""
   rows = {stream: [] for stream in range(transport.topology.num_streams)}

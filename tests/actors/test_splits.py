@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+
+from sfjax.actors.splits import Split, episode_seed
 from tests.fakes import (
   BOTH,
   TERMINATED,
@@ -17,8 +19,6 @@ from tests.fakes import (
   make_transport,
   take_rows,
 )
-
-from sfjax.actors.splits import Split, episode_seed
 
 ENDS = (TERMINATED, TRUNCATED, BOTH)
 ENDLESS = (10**9, TERMINATED)
@@ -77,7 +77,7 @@ def test_rows_of_long_histories_reproduce_the_episodes(rollout, rows_per_stream,
 
 
 def test_what_is_told_of_an_episode_is_raw_and_whole():
-  """Catches scaled or forgotten rewards in returns, counts that restart with a row, a wrong flag."""
+  """Catches scaled or lost rewards in returns, counts that restart with a row, a wrong flag."""
   transport, episodes = make_transport(rollout=2), []
   env = FakeEnv(0, [(5, TERMINATED), (1, TRUNCATED), (2, BOTH), ENDLESS])
   split = make_split(transport, [env], reward_scale=0.25, episodes=episodes)

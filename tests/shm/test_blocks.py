@@ -32,7 +32,7 @@ def write_and_tell(block: SharedBlock, written: RecordQueue, count: int) -> None
       time.sleep(0)
     place = arrays['data'][serial % 4]
     place[:] = rng.integers(0, 256, len(place))
-    written.put(serial, zlib.crc32(place))
+    written.put(serial, zlib.crc32(place.tobytes()))
 
 
 def ask_for_too_much(limit: str, answer: RecordQueue) -> None:
@@ -61,7 +61,7 @@ def test_a_child_sees_what_was_written_before_the_record_that_speaks_of_it():
   while serial < count - 1:
     assert written.wait(10), 'the writer stopped'
     for serial, checksum in written.get_all().tolist():
-      assert zlib.crc32(arrays['data'][serial % 4]) == checksum
+      assert zlib.crc32(arrays['data'][serial % 4].tobytes()) == checksum
       arrays['read'][0] = serial + 1
   process.join(10)
   assert process.exitcode == 0
