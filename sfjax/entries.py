@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,9 +133,9 @@ def worker_main(shared: Shared, index: int, generation: int) -> None:
     for split in range(shared.topology.num_splits)
   ]
   worker = Worker(generation=generation, splits=splits, replies=shared.replies[index], timer=timer)
-  where = f'CPUs {sorted(os.sched_getaffinity(0))}'
   print(
-    f'worker {index}: {shared.topology.envs_per_worker} environments, {where}, generation '
+    f'worker {index}: {shared.topology.envs_per_worker} environments, CPUs '
+    f'{sorted(os.sched_getaffinity(0))}, threads {threading.active_count()}, generation '
     f'{generation}, seed {config.train.seed}, pid {os.getpid()}',
     flush=True,
   )

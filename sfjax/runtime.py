@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait as wait_for_sentinels
 from pathlib import Path
@@ -174,6 +174,7 @@ class Runtime:
     """
     self.config, self.workdir = config, workdir
     self._trains, self._server_main = trains, server_main
+    self._created = time.monotonic()
     self._signal: int | None = None
     self._handlers = {
       signum: signal.signal(signum, self._on_signal) for signum in (signal.SIGINT, signal.SIGTERM)
@@ -204,22 +205,29 @@ class Runtime:
       path=workdir / 'metrics.jsonl',
     )
 
-  def run(self) -> Outcome:
+  def run(self, notes: Sequence[str] = ()) -> Outcome:
     """Starts all processes, watches them to the end of the run and stops them.
+
+    Args:
+      notes: lines to print once the platform is named, which comes first.
 
     Raises:
       ChildDiedError: server, learner or a worker could not be kept alive.
     """
     try:
-      self.start()
+      self.start(notes)
       return self._watch()
     finally:
       self.stop()
 
-  def start(self) -> None:
-    """Starts learner, server and workers."""
+  def start(self, notes: Sequence[str] = ()) -> None:
+    """Starts learner and server, then the workers, which would wait for these anyway."""
     self._learner = self._spawn('learner', entries.learner_main, self.shared, self._trains)
     self._server = self._spawn('server', self._server_main, self.shared)
+    while not self.status['platform_named'][0] and self._signal is None:
+      self.poll()
+    for note in notes:
+      print(note, flush=True)
     for index in range(self.topology.num_workers):
       self._generations.append(0)
       self._started_at.append(0.0)
@@ -285,11 +293,11 @@ class Runtime:
     return self._spawn(f'worker {index}', entries.worker_main, self.shared, index, generation)
 
   def _watch(self) -> Outcome:
-    config, started = self.config, time.monotonic()
-    next_report, next_save = 0.0, started + config.checkpoint.every_s
+    config = self.config
+    next_report, next_save = 0.0, time.monotonic() + config.checkpoint.every_s
     while True:
       self.poll()
-      outcome = self._outcome(time.monotonic() - started)
+      outcome = self._outcome(time.monotonic() - self._created)
       if outcome is not None:
         print(self.report.write(), flush=True)
         return outcome

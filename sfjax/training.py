@@ -25,16 +25,19 @@ FINISHED_FILE = 'finished.json'
 _IDENTITY = ('env.name', 'model', 'train.num_policies')
 
 
-def prepare(config: Config) -> None:
-  """Resolves and checks a configuration, printing what was chosen.
+def prepare(config: Config) -> list[str]:
+  """Resolves and checks a configuration.
+
+  Returns:
+    A line for every size chosen.
 
   Raises:
     ValueError: with every problem.
   """
   cpus = usable_cpus()
-  for line in resolve(config, cpus=cpus.count, cpus_reason=cpus.reason):
-    print(line, flush=True)
+  chosen = resolve(config, cpus=cpus.count, cpus_reason=cpus.reason)
   validate(config)
+  return chosen
 
 
 def train(config: Config, workdir: Path) -> int:
@@ -45,7 +48,7 @@ def train(config: Config, workdir: Path) -> int:
     a clean stop; 1 a process was lost; 2 bad input.
   """
   try:
-    prepare(config)
+    chosen = prepare(config)
     prepare_workdir(workdir)
     _check_same_run(config, workdir)
     finished = _finished(config, workdir)
@@ -61,7 +64,7 @@ def train(config: Config, workdir: Path) -> int:
     return EXIT_FAILED
   _write_json(workdir / CONFIG_FILE, to_dict(config))
   try:
-    outcome = runtime.run()
+    outcome = runtime.run(chosen)
   except ChildDiedError as error:
     print(f'The run failed: {error}. Checkpoints: {workdir}', file=sys.stderr, flush=True)
     return EXIT_FAILED

@@ -25,9 +25,7 @@ def test_cartpole_is_learned_and_evaluated(tmp_path):
   )  # fmt: skip
   assert result.returncode == 0, result.stdout
   assert 'train.stop_at_return 475.0 reached' in result.stdout
-  score = launch(
-    '--mode=eval', '--workdir=run', '--episodes=20', '--deterministic', cwd=tmp_path
-  )
+  score = launch('--mode=eval', '--workdir=run', '--episodes=20', '--deterministic', cwd=tmp_path)
   summary = json.loads(score.stdout.splitlines()[-1])
   assert summary['episode_return_mean'] >= 475, score.stdout
   assert summary['deterministic'] is True

@@ -66,7 +66,8 @@ def run_learner(
   trains: bool,
 ) -> None:
   """Restores or initialises, publishes, compiles, trains until told to stop, and saves."""
-  _describe_platform()
+  _name_platform()
+  status['platform_named'][0] = 1
   config = shared.config
   states = initial_states(config, shared.env)
   checkpoints = Checkpoints(Path(shared.workdir), keep=config.checkpoint.keep) if trains else None
@@ -180,7 +181,7 @@ def _make_learner(
   )
 
 
-def _describe_platform() -> None:
+def _name_platform() -> None:
   devices = jax.local_devices()
   print(
     f'platform {devices[0].platform}, devices {[str(device) for device in devices]}', flush=True

@@ -54,7 +54,8 @@ def status_specs(topology: Topology, num_policies: int) -> dict[str, ArraySpec]:
     'saves_asked': array_spec(np.int64, 1),
     # Set by the inference server: actions taken.
     'acted': array_spec(np.int64, 1),
-    # Set by the learner: its parameters are published, its update is compiled.
+    # Set by the learner: it has named the platform, published parameters, compiled its update.
+    'platform_named': array_spec(np.int64, 1),
     'published': array_spec(np.int64, 1),
     'learner_ready': array_spec(np.int64, 1),
     # Likewise, per policy.
