@@ -135,6 +135,22 @@ def test_a_row_opens_only_when_its_own_release_has_come():
   assert split.open_held_rows()
 
 
+def test_an_observation_that_waits_for_its_row_is_the_splits_own():
+  """Catches a kept reference: an environment may write its array whenever it likes."""
+  transport = make_transport(rows=1, rollout=1)
+  env = FakeEnv(0, [ENDLESS], same_array=True)
+  split = make_split(transport, [env])
+  split.start()
+  split.request()
+  FakeServer(transport).serve(split)
+  split.step()
+  array, _, _, _, _ = env.step(0)
+  array.fill(77)
+  take_rows(transport)
+  assert split.open_held_rows()
+  assert transport.slab['obs/obs'][0, 0].tolist() == [0, 0, 1]
+
+
 def test_an_answer_to_another_request_is_not_acted_on():
   """Catches a missing look at the tick, at either end of it, or at the generation."""
   transport = make_transport(envs=2)

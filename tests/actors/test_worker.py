@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sfjax.actors.worker import Worker
-from sfjax.metrics.stages import Stage, StageTimer, status_specs
+from sfjax.metrics.stages import WAITING, Stage, StageTimer, status_specs
 from tests.fakes import (
   TERMINATED,
   FakeEnv,
@@ -31,11 +31,12 @@ class Bench:
       for i, env in enumerate(self.envs)
     ]
     self.status = zeros(status_specs(self.transport.topology, 1))
+    self.timer = StageTimer(self.status, 0)
     self.worker = Worker(
       generation=generation,
       splits=splits,
       replies=self.transport.replies[0],
-      timer=StageTimer(self.status, 0),
+      timer=self.timer,
     )
     self.worker.start()
 
@@ -95,19 +96,23 @@ def test_a_worker_says_what_it_waits_for_and_a_release_wakes_it(monkeypatch):
   """Catches a wake-up that is lost between the last look and the wait, and a wrong stage."""
   bench, waits, turns = Bench(), [], iter([False] * 12 + [True])
   replies = bench.transport.replies[0]
-  really_wait = replies.wait
+  really_wait, really_enter = replies.wait, bench.timer.enter
 
-  def wait(timeout_s: float) -> bool:
-    waits.append((bench.stage(), *bench.steps))
-    for request in bench.requests().values():
-      bench.answer(request)
-    if bench.stage() == Stage.WAIT_ROWS:
+  def enter(stage: Stage) -> None:
+    really_enter(stage)
+    if stage in WAITING:
+      waits.append((stage, *bench.steps))
+      for request in bench.requests().values():
+        bench.answer(request)
+    if stage == Stage.WAIT_ROWS:
       take_rows(bench.transport)
       replies.put(0, -1, 0, 0)
-    woken = really_wait(timeout_s)
-    assert woken, 'nobody told the worker'
-    return woken
 
+  def wait(timeout_s: float) -> bool:
+    assert really_wait(timeout_s), 'nobody told the worker'
+    return True
+
+  monkeypatch.setattr(bench.timer, 'enter', enter)
   monkeypatch.setattr(replies, 'wait', wait)
   bench.worker.run(lambda: next(turns), timeout_s=5.0)
   # Two rows of two steps each, then nothing until the release, which the next turn sees.
@@ -117,9 +122,15 @@ def test_a_worker_says_what_it_waits_for_and_a_release_wakes_it(monkeypatch):
   assert bench.steps == [5, 5]
 
 
-def test_waiting_for_one_answer_is_not_told_as_waiting_for_rows():
-  bench, turns = Bench(), iter((False, True))
+def test_a_worker_with_a_split_that_waits_for_actions_is_not_starved_of_rows():
+  """Catches a wait for the server that is told as one for the learner."""
+  bench = Bench()
+  for _ in range(4):
+    bench.answer(bench.requests()[0])
+    bench.worker.turn()
+  turns = iter((False, True))
   bench.worker.run(lambda: next(turns), timeout_s=0.0)
+  assert bench.steps == [4, 0]
   assert bench.stage() == Stage.WAIT_ACTIONS
 
 

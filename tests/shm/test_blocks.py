@@ -26,9 +26,10 @@ spawn = multiprocessing.get_context('spawn')
 
 
 def write_and_tell(block: SharedBlock, written: RecordQueue, count: int) -> None:
-  arrays, rng = block.map(SPECS), np.random.default_rng(1)
+  arrays, rng, deadline = block.map(SPECS), np.random.default_rng(1), time.monotonic() + 20
   for serial in range(count):
     while arrays['read'][0] < serial - 3:
+      assert time.monotonic() < deadline, 'the reader stopped'
       time.sleep(0)
     place = arrays['data'][serial % 4]
     place[:] = rng.integers(0, 256, len(place))
@@ -55,7 +56,7 @@ def test_a_child_sees_what_was_written_before_the_record_that_speaks_of_it():
   block, written, count = SharedBlock(), RecordQueue(WRITTEN, 10), 200
   arrays = block.allocate(SPECS)
   arrays['flags'][:] = True
-  process = spawn.Process(target=write_and_tell, args=(block, written, count))
+  process = spawn.Process(target=write_and_tell, args=(block, written, count), daemon=True)
   process.start()
   serial = -1
   while serial < count - 1:
@@ -74,7 +75,7 @@ def test_a_child_sees_what_was_written_before_the_record_that_speaks_of_it():
 def test_too_large_a_block_raises_before_any_write(limit, number):
   """Catches a block that is sized but not reserved (SIGBUS later), and one beyond the memory."""
   answer = RecordQueue(WRITTEN, 1)
-  process = spawn.Process(target=ask_for_too_much, args=(limit, answer))
+  process = spawn.Process(target=ask_for_too_much, args=(limit, answer), daemon=True)
   process.start()
   process.join(20)
   assert process.exitcode == 0

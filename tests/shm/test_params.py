@@ -28,8 +28,8 @@ def is_whole(data: np.ndarray, version: int) -> bool:
 
 def publish_without_pause(block: SharedBlock, flag: SharedBlock) -> None:
   buffer, stop = ParameterBuffer(block, num_policies=2, nbytes=NBYTES), flag.map(FLAG)['stop']
-  version = 1
-  while not stop[0]:
+  version, deadline = 1, time.monotonic() + 30
+  while not stop[0] and time.monotonic() < deadline:
     version += 1
     buffer.publish(1, version, params_of(version))
 
@@ -86,7 +86,7 @@ def test_torn_copies_exist_and_none_is_accepted():
   buffer = SlowReader(block, num_policies=2, nbytes=NBYTES, allocate=True)
   buffer.between = lambda: time.sleep(0.001) if rng.random() < 0.3 else None
   buffer.publish(1, 1, params_of(1))
-  process = spawn.Process(target=publish_without_pause, args=(block, flag))
+  process = spawn.Process(target=publish_without_pause, args=(block, flag), daemon=True)
   process.start()
   while buffer.count(1) < 10:
     time.sleep(0.01)
@@ -144,6 +144,7 @@ def test_a_reader_that_is_always_overtaken_says_so():
     for _ in range(3):
       buffer.publish(0, buffer.count(0) + 1, params_of(buffer.count(0) + 1, 10))
 
-  buffer.between = publish_for_ever
+  buffer.between, start = publish_for_ever, time.monotonic()
   with pytest.raises(TimeoutError, match='policy 0: no whole copy'):
     buffer.read(0, timeout_s=0.05)
+  assert time.monotonic() - start < 5

@@ -1,8 +1,10 @@
 """Queues between processes: many writers, one reader, and writers that die."""
 
+import itertools
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -23,13 +25,17 @@ def check_of(writer: int, serial: int) -> int:
 
 
 def write_records(queue: RecordQueue, writer: int, count: int) -> None:
+  deadline = time.monotonic() + 20  # A test that failed must not leave a busy process.
   for serial in range(count):
     while not queue.put(writer, serial, check_of(writer, serial)):
+      if time.monotonic() > deadline:
+        return
       time.sleep(0)
 
 
-def write_wide_records_for_ever(queue: RecordQueue, writer: int) -> None:
-  while True:
+def write_wide_records(queue: RecordQueue, writer: int) -> None:
+  deadline = time.monotonic() + 20
+  while time.monotonic() < deadline:
     queue.put(*[writer] * len(WIDE.names or ()))
 
 
@@ -37,7 +43,8 @@ def test_a_lost_doubled_or_mixed_record_of_several_writers_is_seen():
   """Catches a write that is retried after it went through, records cut at a chunk or a page."""
   queue, count, writers = RecordQueue(RECORD, 100), 40_000, 3
   processes = [
-    spawn.Process(target=write_records, args=(queue, writer, count)) for writer in range(writers)
+    spawn.Process(target=write_records, args=(queue, writer, count), daemon=True)
+    for writer in range(writers)
   ]
   for process in processes:
     process.start()
@@ -62,7 +69,7 @@ def test_a_killed_writer_leaves_no_lock_and_no_half_record():
   """Catches a queue behind a lock, and records that are not written in one piece."""
   queue = RecordQueue(WIDE, 20)
   processes = [
-    spawn.Process(target=write_wide_records_for_ever, args=(queue, writer)) for writer in (1, 2)
+    spawn.Process(target=write_wide_records, args=(queue, writer), daemon=True) for writer in (1, 2)
   ]
   for process in processes:
     process.start()
@@ -89,12 +96,18 @@ def test_a_killed_writer_leaves_no_lock_and_no_half_record():
 
 def test_a_full_queue_refuses_and_works_on():
   """Catches a put that blocks or raises when full, and one that breaks the records before it."""
-  queue = RecordQueue(RECORD, 10)
-  count = 0
-  while queue.put(0, count, 7):
-    count += 1
-  assert not queue.put(0, 0, 0)
-  np.testing.assert_array_equal(queue.get_all()['serial'], np.arange(count))
+  queue, counts = RecordQueue(RECORD, 10), []
+
+  def fill() -> None:
+    serials = itertools.count()
+    counts.append(next(serial for serial in serials if not queue.put(0, serial, 7)))
+    assert not queue.put(0, 0, 0)
+
+  thread = threading.Thread(target=fill, daemon=True)
+  thread.start()
+  thread.join(5)
+  assert not thread.is_alive(), 'put waits'
+  np.testing.assert_array_equal(queue.get_all()['serial'], np.arange(counts[0]))
   assert queue.put(1, 2, 3)
   assert queue.get_all().tolist() == [(1, 2, 3)]
 

@@ -1,0 +1,1 @@
+"""Environments under one contract; see `registry`. Free of jax."""
