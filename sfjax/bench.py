@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sfjax import entries
+from sfjax.allocation import ChildDiedError
 from sfjax.config import Config, Core, core_size
 from sfjax.inference.server import Answer, Arrays, batch_specs
 from sfjax.metrics.stages import Stage, StageTimer, server_index
-from sfjax.runtime import ChildDiedError, Runtime
+from sfjax.runtime import Runtime
 from sfjax.shm.blocks import SharedBlock
 from sfjax.specs import array_spec
 from sfjax.training import EXIT_BAD_INPUT, EXIT_FAILED, prepare

@@ -202,6 +202,14 @@ def _mismatches(config: Config) -> list[str]:
       f'learner.batch_size {batch} is not a multiple of learner.rollout {rollout}; '
       f'use {below} or {below + rollout}'
     )
+  streams = (config.sampler.num_workers or 0) * config.sampler.envs_per_worker
+  if config.train.num_policies > streams > 0:
+    problems.append(
+      f'train.num_policies {config.train.num_policies} is more than the {streams} environments; '
+      f'every policy needs one'
+    )
+  if config.train.seed >= 2**31:
+    problems.append(f'train.seed is {config.train.seed}; it must be below {2**31}')
   envs, splits = config.sampler.envs_per_worker, config.sampler.num_splits
   if splits > 0 and envs % splits:
     below = max(envs // splits, 1) * splits

@@ -19,9 +19,14 @@ from types import FrameType
 from typing import Any
 
 from sfjax import entries
-from sfjax.config import Config, core_size, trajectories_per_batch
-from sfjax.machine import available_memory, usable_cpus
-from sfjax.metrics.records import EPISODE, UPDATE
+from sfjax.allocation import (
+  ChildDiedError,
+  check_memory,
+  make_shared,
+  make_topology,
+  probe_env,
+)
+from sfjax.config import Config
 from sfjax.metrics.report import Report
 from sfjax.metrics.stages import (
   DEFAULT_LIMIT_S,
@@ -29,15 +34,9 @@ from sfjax.metrics.stages import (
   Stage,
   learner_index,
   server_index,
-  status_specs,
 )
-from sfjax.shm.blocks import SharedBlock, block_bytes
-from sfjax.shm.queues import RecordQueue
-from sfjax.shm.slab import REPLY, REQUEST, TRAJECTORY, Topology, slab_specs, stream_specs
-from sfjax.specs import EnvSpec
 
 POLL_S = 0.1
-PROBE_TIMEOUT_S = 60.0
 MAX_QUICK_DEATHS = 3  # Of one worker in a row, each within QUICK_DEATH_S of its start.
 QUICK_DEATH_S = 20.0
 
@@ -50,104 +49,6 @@ class Outcome(enum.Enum):
   STOP_AT_RETURN = 'stop_at_return'
   SIGINT = 'SIGINT'
   SIGTERM = 'SIGTERM'
-
-
-class ChildDiedError(RuntimeError):
-  """A process without which the run cannot go on has ended or is stuck."""
-
-
-def probe_env(config: Config, scratch: str) -> EnvSpec:
-  """Learns an environment's spaces in a process of its own, which it may crash.
-
-  Raises:
-    ValueError, ImportError: what making the environment raised.
-    ChildDiedError: the process ended without an answer.
-  """
-  context = multiprocessing.get_context('spawn')
-  receiver, sender = context.Pipe(duplex=False)
-  process = context.Process(
-    target=entries.probe_main, args=(os.getpid(), config, scratch, sender), name='probe'
-  )
-  process.start()
-  sender.close()
-  try:
-    answer = receiver.recv() if receiver.poll(PROBE_TIMEOUT_S) else None
-  except EOFError:
-    answer = None
-  if answer is None:
-    process.kill()
-  process.join()
-  if isinstance(answer, Exception):
-    raise answer
-  if answer is None:
-    raise ChildDiedError(
-      f'making the environment {config.env.name} ended its process with exit code '
-      f'{process.exitcode}; its own output is above'
-    )
-  return answer
-
-
-def make_topology(config: Config) -> Topology:
-  """Numbers the workers, environments and rows of a resolved configuration."""
-  sampler = config.sampler
-  assert sampler.num_workers is not None, 'resolve() fills it in'
-  return Topology(
-    num_workers=sampler.num_workers,
-    envs_per_worker=sampler.envs_per_worker,
-    num_splits=sampler.num_splits,
-    rows_per_stream=sampler.rows_per_stream,
-    rollout=config.learner.rollout,
-  )
-
-
-def check_memory(config: Config, topology: Topology, env: EnvSpec) -> None:
-  """Checks that slab and training batches fit the memory.
-
-  Raises:
-    ValueError: they do not; the message has the need, the limit and the fix.
-  """
-  slab = block_bytes(slab_specs(topology, env, core_size(config)))
-  batches = 2 * trajectories_per_batch(config) * slab // topology.num_rows
-  available, reason = available_memory()
-  if slab + batches > available:
-    raise ValueError(
-      f'  the slab needs {slab / 2**30:.2f} GiB and the training batches {batches / 2**30:.2f} '
-      f'GiB, and {available / 2**30:.2f} GiB can be had ({reason}); use fewer '
-      f'sampler.envs_per_worker ({topology.envs_per_worker}) or a smaller learner.batch_size '
-      f'({config.learner.batch_size})'
-    )
-
-
-def make_shared(
-  config: Config, topology: Topology, env: EnvSpec, *, workdir: Path, scratch: str
-) -> entries.Shared:
-  """Allocates what the processes share."""
-  streams, splits = topology.num_streams, topology.num_workers * topology.num_splits
-  policies = config.train.num_policies
-  blocks = [SharedBlock() for _ in range(4)]
-  blocks[0].allocate(slab_specs(topology, env, core_size(config)))
-  blocks[1].allocate(stream_specs(topology, core_size(config)))
-  blocks[2].allocate(status_specs(topology, policies))
-  # A restarted worker may ask and queue again what its predecessor did, hence twice.
-  replies = 2 * (topology.num_splits * policies + topology.num_rows)
-  return entries.Shared(
-    config=config,
-    topology=topology,
-    env=env,
-    cpus=usable_cpus().cpus,
-    workdir=str(workdir),
-    scratch=scratch,
-    runtime_pid=os.getpid(),
-    slab=blocks[0],
-    streams=blocks[1],
-    status=blocks[2],
-    params=blocks[3],
-    requests=RecordQueue(REQUEST, 2 * splits * policies + 256),
-    trajectories=RecordQueue(TRAJECTORY, 2 * topology.num_rows),
-    replies=[RecordQueue(REPLY, replies) for _ in range(topology.num_workers)],
-    episodes=RecordQueue(EPISODE, max(4 * streams, 1024)),
-    updates=RecordQueue(UPDATE, 256),
-  )
 
 
 class Runtime:
@@ -287,8 +188,8 @@ class Runtime:
 
   def _spawn_worker(self, index: int) -> Any:
     self._started_at[index] = time.monotonic()
-    self.status['stage'][index] = Stage.START
     self.status['since_ns'][index] = time.monotonic_ns()
+    self.status['stage'][index] = Stage.START
     generation = self._generations[index]
     return self._spawn(f'worker {index}', entries.worker_main, self.shared, index, generation)
 
@@ -361,8 +262,8 @@ class Runtime:
         raise ChildDiedError(f'the {process.name} {reason}; what it said is above')
 
   def _stuck(self, index: int) -> str | None:
-    since = int(self.status['since_ns'][index])
     stage = Stage(int(self.status['stage'][index]))
+    since = int(self.status['since_ns'][index])
     seconds = (time.monotonic_ns() - since) * 1e-9
     limit = STAGE_LIMIT_S.get(stage, DEFAULT_LIMIT_S)
     if since and seconds > limit:
@@ -384,20 +285,3 @@ class Runtime:
       flush=True,
     )
     self._workers[index] = self._spawn_worker(index)
-
-
-def prepare_workdir(workdir: Path) -> None:
-  """Makes the run folder and checks that it can be written.
-
-  Raises:
-    ValueError: it cannot.
-  """
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    probe = workdir / '.writable'
-    probe.touch()
-    probe.unlink()
-  except OSError as error:
-    raise ValueError(
-      f'  the run folder {workdir} cannot be written ({error.strerror}); choose another --workdir'
-    ) from error

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sfjax.allocation import ChildDiedError, prepare_workdir
 from sfjax.config import Config, from_dict, resolve, to_dict, validate
 from sfjax.machine import usable_cpus
 from sfjax.metrics.report import Report
-from sfjax.runtime import ChildDiedError, Outcome, Runtime, prepare_workdir
+from sfjax.runtime import Outcome, Runtime
 
 EXIT_CODES = {Outcome.SIGINT: 130, Outcome.SIGTERM: 143}  # As a shell reports them.
 EXIT_FAILED = 1

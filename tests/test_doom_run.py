@@ -128,12 +128,11 @@ def test_a_signal_stops_the_run_in_order(tmp_path, signum, code):
 
 def test_the_slab_holds_what_the_game_shows(tmp_path):
   """Fails when an observation lands in another row or slot, or is overwritten too early."""
+  from configs.doom import get_config
   from sfjax.actors.splits import episode_seed
   from sfjax.config import resolve
   from sfjax.envs.registry import EnvContext, make_env
   from sfjax.runtime import Runtime
-
-  from configs.doom import get_config
 
   config = get_config('basic')
   config.sampler.num_workers, config.sampler.envs_per_worker = 1, 4

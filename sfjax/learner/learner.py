@@ -148,7 +148,8 @@ class Learner:
       return
     self._non_finite[policy] += 1
     path = self._workdir / f'non_finite_batch_{self._non_finite[policy]}.npz'
-    np.savez(path, **{name.replace('/', '.'): array for name, array in batch.buffer.items()})
+    arrays: Any = {name.replace('/', '.'): array for name, array in batch.buffer.items()}
+    np.savez(path, **arrays)
     print(
       f'learner: the update of policy {policy} at version {self._status["version"][policy]} is '
       f'not finite; parameters kept, batch written to {path}',

@@ -81,14 +81,16 @@ class StageTimer:
     self._stage = status['stage'][process : process + 1]
     self._since = status['since_ns'][process : process + 1]
     self._spent = status['spent_ns'][process]
-    self._stage[0], self._since[0] = Stage.START, time.monotonic_ns()
+    self._since[0] = time.monotonic_ns()
+    self._stage[0] = Stage.START
 
   def enter(self, stage: Stage) -> None:
     """Ends the present stage and begins `stage`."""
     now = time.monotonic_ns()
     self._spent[self._stage[0]] += now - self._since[0]
-    self._stage[0] = stage
+    # In this order, and read in the other: a fresh stage never shows an old stamp.
     self._since[0] = now
+    self._stage[0] = stage
 
 
 def busy_share(spent_before: np.ndarray, spent_after: np.ndarray) -> float:

@@ -21,7 +21,7 @@ try:
   import cv2
   import vizdoom
 except ImportError as error:
-  raise ImportError(f"  Doom needs packages that are missing: pip install 'sfjax[doom]' ({error})")
+  raise ImportError(f"  Doom needs pip install 'sfjax[doom]' ({error})") from error
 
 HEIGHT, WIDTH = 72, 128
 
@@ -49,9 +49,7 @@ class DoomEnv(gymnasium.Env):
     self.render_mode = context.render_mode
     self._scenario = scenario
     self._frameskip = context.frameskip
-    self._buttons = [
-      [button in held for button in scenario.buttons] for held in scenario.actions
-    ]
+    self._buttons = [[button in held for button in scenario.buttons] for held in scenario.actions]
     self._scratch = context.scratch
     self._own_scratch: str | None = None
     self._game: vizdoom.DoomGame | None = None
