@@ -1,1 +1,1 @@
-"""Environments under one contract; see `registry`. Free of jax."""
+"""Environments: how a name becomes a Gymnasium environment; free of jax, workers import it."""

@@ -1,4 +1,4 @@
-"""An environment that costs nothing, to measure transport: every observation is different."""
+"""An environment that costs next to nothing, to measure the transport of pixels alone."""
 
 from typing import Any
 
@@ -7,34 +7,40 @@ import numpy as np
 
 from sfjax.envs.registry import EnvContext
 
-_INFO = {'tics': 1}
+SHAPE = (72, 128, 3)
+NUM_ACTIONS = 4
+COUNTER_BITS = 40
 
 
-class NullEnv(gymnasium.Env):
-  """Fills 72 × 128 × 3 bytes with one 64-bit word: env_id << 40 | observations before this one.
+class NullEnv(gymnasium.Env[np.ndarray, int]):
+  """Never ends, pays nothing, and makes every observation unique in the run.
 
-  The array is the same object every time; episodes never end.
+  An observation viewed as uint64 holds one word everywhere: `env_id << 40 | counter`, where the
+  counter is how many observations this environment had produced before it. A reader that
+  compares the first, a middle and the last word sees a swapped, stale or torn copy.
   """
 
-  observation_space = gymnasium.spaces.Box(0, 255, (72, 128, 3), np.uint8)
-  action_space = gymnasium.spaces.Discrete(4)
-
   def __init__(self, context: EnvContext) -> None:
-    self._obs = np.zeros((72, 128, 3), np.uint8)
+    self.observation_space = gymnasium.spaces.Box(0, 255, SHAPE, np.uint8)
+    self.action_space = gymnasium.spaces.Discrete(NUM_ACTIONS)
+    # One array for all observations: the caller copies, as it must with any environment.
+    self._obs = np.zeros(SHAPE, np.uint8)
     self._words = self._obs.reshape(-1).view(np.uint64)
-    self._word = context.env_id << 40
+    self._next_word = context.env_id << COUNTER_BITS
+    self._tics = context.frameskip
 
   def reset(
     self, *, seed: int | None = None, options: dict[str, Any] | None = None
   ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Returns the first observation."""
+    """Produces the next observation; the counter goes on."""
     del seed, options
-    self._words.fill(self._word)
-    return self._obs, {}
+    return self._observe(), {}
 
   def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-    """Returns the next observation."""
-    del action
-    self._word += 1
-    self._words.fill(self._word)
-    return self._obs, 0.0, False, False, _INFO
+    """Produces the next observation, whatever the action."""
+    return self._observe(), 0.0, False, False, {'tics': self._tics}
+
+  def _observe(self) -> np.ndarray:
+    self._words.fill(self._next_word)
+    self._next_word += 1
+    return self._obs

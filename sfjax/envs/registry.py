@@ -1,76 +1,101 @@
-"""Makes environments by name, all under one contract.
+"""Makes an environment from its name, for workers, evaluation and benchmarks alike.
 
-`reset(seed=...)` starts an episode that this seed alone determines; `step` returns the observation,
-a float reward, `terminated`, `truncated`, and an `info` with `tics`, what the simulator advanced.
-At a truncation the observation is the true final one. Nothing resets itself. `close` may be called
-twice. Importing this module imports no simulator.
+Importing this loads neither a simulator nor Gymnasium: that happens when an environment is made.
+
+Every environment that comes from here keeps one contract:
+- `reset(seed=...)` starts an episode that this seed alone determines;
+- `step` returns plain `float` and `bool` values, and `info['tics']`, what the simulator advanced;
+- when an episode is truncated, the observation is the true final one;
+- nothing resets by itself; `close` may be called twice.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from sfjax.envs.doom.scenarios import SCENARIOS, Scenario
 
 if TYPE_CHECKING:
   import gymnasium
 
+DOOM_PREFIX = 'doom:'
+NULL_PIXELS = 'null:pixels'
+
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class EnvContext:
-  """Who an environment is and what it may use."""
+  """What an environment may know about its place in the run."""
 
   worker: int = 0
   split: int = 0
   index: int = 0  # Within the worker.
   env_id: int = 0  # Unique in the run.
-  seed: int = 0
+  seed: int = 0  # Of the run.
   frameskip: int = 1
   render_mode: str | None = None
-  options: Mapping[str, Any] = field(default_factory=dict)
-  scratch: str | None = None  # A folder this environment may write to.
+  options: Mapping[str, Any] = field(default_factory=dict)  # From `config.env.kwargs`.
+  scratch: str | None = None  # A folder of its own that the environment may write to.
 
 
 def make_env(name: str, context: EnvContext) -> 'gymnasium.Env':
-  """Makes an environment.
+  """Makes an environment that keeps the contract of this module.
 
   Args:
     name: `doom:<scenario>`, `null:pixels`, or the id of a registered Gymnasium environment.
-    context: who it is.
+    context: its place in the run; `options` are keyword arguments of the environment.
 
   Raises:
-    ValueError: there is no such environment; the message names the nearest.
-    ImportError: a package that it needs is not installed; the message says how to.
+    ValueError: there is no such environment (the nearest names follow), or it refuses an option.
+    ImportError: a package that it needs is missing; the message names what to install.
   """
-  kind, _, rest = name.partition(':')
-  if kind == 'doom':
-    from sfjax.envs.doom.scenarios import SCENARIOS
-
-    if rest not in SCENARIOS:
-      raise ValueError(f'  there is no Doom scenario {rest!r}; {nearest(rest, SCENARIOS)}')
-    from sfjax.envs.doom.env import DoomEnv
-
-    return DoomEnv(SCENARIOS[rest], context)
-  if name == 'null:pixels':
+  if name.startswith(DOOM_PREFIX):
+    return _make_doom(name, context)
+  if name == NULL_PIXELS:
     from sfjax.envs.null import NullEnv
 
     return NullEnv(context)
   return _make_gymnasium(name, context)
 
 
-def nearest(name: str, known: Mapping[str, Any]) -> str:
-  """Says which of the known names come nearest to `name`."""
-  close = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
-  return f'the nearest are {", ".join(close)}' if close else f'there are {", ".join(known)}'
+def _make_doom(name: str, context: EnvContext) -> 'gymnasium.Env':
+  scenario = _find_scenario(name)
+  try:
+    from sfjax.envs.doom.env import DoomEnv
+  except ImportError as error:
+    raise ImportError(f"{name} needs ViZDoom: pip install 'sfjax[doom]' ({error})") from error
+  return DoomEnv(scenario, context)
+
+
+def _find_scenario(name: str) -> Scenario:
+  scenario = SCENARIOS.get(name.removeprefix(DOOM_PREFIX))
+  if scenario is None:
+    known = [DOOM_PREFIX + scenario for scenario in SCENARIOS]
+    raise ValueError(f'no Doom scenario {name!r}; {_nearest(name, known)}')
+  return scenario
 
 
 def _make_gymnasium(name: str, context: EnvContext) -> 'gymnasium.Env':
   import gymnasium
 
-  from sfjax.envs.gymnasium_adapter import FrameSkip
+  from sfjax.envs.gymnasium_adapter import GymnasiumAdapter
 
-  if name not in gymnasium.registry:
-    raise ValueError(
-      f'  there is no Gymnasium environment {name!r}; {nearest(name, gymnasium.registry)}'
-    )
-  env = gymnasium.make(name, render_mode=context.render_mode, **context.options)
-  return FrameSkip(env, context.frameskip)
+  try:
+    env = gymnasium.make(name, render_mode=context.render_mode, **context.options)
+  except gymnasium.error.DependencyNotInstalled as error:
+    raise ImportError(f'{name}: {error}') from error
+  except gymnasium.error.UnregisteredEnv as error:
+    known = [NULL_PIXELS, *(DOOM_PREFIX + scenario for scenario in SCENARIOS), *gymnasium.registry]
+    raise ValueError(f'no environment {name!r}; {_nearest(name, known)}') from error
+  except (gymnasium.error.Error, TypeError) as error:  # TypeError: an option it does not know.
+    raise ValueError(f'{name}: {error}') from error
+  return GymnasiumAdapter(env, frameskip=context.frameskip)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+  # A name in the wrong case is as near as can be, which difflib alone does not see.
+  names = {candidate.lower(): candidate for candidate in known}
+  near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+  if near:
+    return f'nearest: {", ".join(names[key] for key in near)}'
+  return f'{len(names)} are known, among them {", ".join(list(names.values())[:5])}'

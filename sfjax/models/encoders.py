@@ -13,43 +13,26 @@ _MIN_POSITIONS = 64  # Of a convolution's output, for its weight gradient to go 
 def _patches(x: jax.Array, kernel: int, stride: int) -> jax.Array:
   """Gathers the [N, H', W', kernel·kernel·C] inputs of a valid convolution.
 
-  Where the kernel is a multiple of the stride, blocks of stride × stride pixels are moved whole:
-  fewer and longer copies. `_patch_weights` orders the weights alike.
+  Where the kernel is a multiple of the stride, `stride` neighbouring pixels are moved at once.
   """
   height = (x.shape[1] - kernel) // stride + 1
   width = (x.shape[2] - kernel) // stride + 1
-  if kernel % stride or stride == 1:
-    return jnp.concatenate(
-      [
-        x[:, i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride]
-        for i in range(kernel)
-        for j in range(kernel)
-      ],
-      axis=-1,
-    )
-  blocks = kernel // stride
-  rows, columns = height - 1 + blocks, width - 1 + blocks
-  x = x[:, : rows * stride, : columns * stride]
-  x = x.reshape(x.shape[0], rows, stride, columns, stride * x.shape[3]).swapaxes(2, 3)
-  x = x.reshape(x.shape[0], rows, columns, -1)
+  block, step = (stride, 1) if kernel % stride == 0 else (1, stride)
+  x = x[:, :, : x.shape[2] // block * block].reshape(*x.shape[:2], -1, block * x.shape[3])
   return jnp.concatenate(
-    [x[:, i : i + height, j : j + width] for i in range(blocks) for j in range(blocks)], axis=-1
+    [
+      x[:, i : i + stride * (height - 1) + 1 : stride, j : j + step * (width - 1) + 1 : step]
+      for i in range(kernel)
+      for j in range(kernel // block)
+    ],
+    axis=-1,
   )
-
-
-def _patch_weights(kernel: jax.Array, stride: int) -> jax.Array:
-  """Reshapes a [k, k, C, F] kernel to the [k·k·C, F] matrix that multiplies `_patches`."""
-  size, _, channels, features = kernel.shape
-  if size % stride == 0 and stride > 1:
-    blocks = size // stride
-    kernel = kernel.reshape(blocks, stride, blocks, stride, channels, features).swapaxes(1, 2)
-  return kernel.reshape(-1, features)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _patch_convolution(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
   patches = _patches(x, kernel.shape[0], stride).astype(kernel.dtype)
-  out = patches.reshape(-1, patches.shape[-1]) @ _patch_weights(kernel, stride)
+  out = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, kernel.shape[-1])
   return out.reshape(*patches.shape[:3], -1)
 
 
@@ -65,7 +48,7 @@ def _patch_convolution_backward(
 ) -> tuple[jax.Array | None, jax.Array]:
   x, kernel = residuals
   patches, scatter = jax.vjp(lambda x: _patches(x, kernel.shape[0], stride), x)
-  weights, unreshape = jax.vjp(lambda kernel: _patch_weights(kernel, stride), kernel)
+  weights = kernel.reshape(-1, kernel.shape[-1])
   patches = patches.astype(kernel.dtype).reshape(x.shape[0], -1, weights.shape[0])
   grad = grad.reshape(x.shape[0], -1, weights.shape[1])
   if grad.shape[1] >= _MIN_POSITIONS:
@@ -75,7 +58,7 @@ def _patch_convolution_backward(
     weights_grad = per_image.sum(axis=0).T
   else:
     weights_grad = jnp.einsum('npk,npf->kf', patches, grad)
-  (kernel_grad,) = unreshape(weights_grad)
+  kernel_grad = weights_grad.reshape(kernel.shape)
   if not jnp.issubdtype(x.dtype, jnp.floating):
     return None, kernel_grad
   height = (x.shape[1] - kernel.shape[0]) // stride + 1

@@ -1,1 +1,1 @@
-"""ViZDoom: scenarios as records, one environment over the engine, and what a kill leaves."""
+"""ViZDoom: the scenarios, the environment, and what keeps engines from outliving their owner."""

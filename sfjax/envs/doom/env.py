@@ -1,152 +1,166 @@
-"""One Gymnasium environment for every Doom scenario, straight over the engine.
+"""A Doom scenario as a Gymnasium environment, directly over `vizdoom.DoomGame`."""
 
-The time limit is ours: the engine has no frame to show once its own limit has ended an episode, so
-that one is off, and at ours the game is still live and its frame is the true final observation.
-"""
-
+import contextlib
 import os
-import shutil
 import tempfile
-from pathlib import Path
 from typing import Any
 
+import cv2
 import gymnasium
 import numpy as np
+import vizdoom
 
-from sfjax.envs.doom.leftovers import MARKER
+from sfjax.envs.doom.leftovers import marker_path, write_launcher
 from sfjax.envs.doom.scenarios import Scenario
 from sfjax.envs.registry import EnvContext
 
-try:
-  import cv2
-  import vizdoom
-except ImportError as error:
-  raise ImportError(f"  Doom needs pip install 'sfjax[doom]' ({error})") from error
-
 HEIGHT, WIDTH = 72, 128
+TICS_PER_S = 35
+NO_TIMEOUT = 0
 
-cv2.setNumThreads(0)  # In the calling thread: a worker has one CPU.
-
-# An engine ends with the process that owns it, also when that is killed.
-_WRAPPER = """#!/bin/sh
-exec setpriv --pdeathsig KILL "{engine}" "$@"
-"""
+# One thread per worker: OpenCV's pool costs more than it gives on images this small.
+cv2.setNumThreads(0)
 
 
-class DoomEnv(gymnasium.Env):
-  """A Doom scenario: 72 × 128 RGB frames, one discrete action out of the scenario's.
+class DoomEnv(gymnasium.Env[np.ndarray, int]):
+  """Plays one scenario: [72, 128, 3] uint8 frames, a flat list of actions, our own time limit.
 
-  The frame is the engine's 160 × 120 one, nearest neighbours. At a real end the engine has no frame
-  either; the last live one stands in, which no learner reads.
+  The engine's own time limit is off, because it leaves no frame to bootstrap from. Ours counts the
+  same tics: at the limit the game is still live, and its frame is the final observation of an
+  episode that was truncated. Where the *game* ends an episode (a death, a map's exit) it has no
+  frame left; `step` then returns the last live one, which nothing may learn a value from.
+
+  The engine starts at the first `reset`. Its process dies with this one.
   """
 
-  metadata = {'render_modes': ['rgb_array'], 'render_fps': 35}
-
   def __init__(self, scenario: Scenario, context: EnvContext) -> None:
-    """Prepares the environment; the engine starts with the first `reset`."""
-    self.observation_space = gymnasium.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
-    self.action_space = gymnasium.spaces.Discrete(len(scenario.actions))
+    """Describes the environment.
+
+    Args:
+      scenario: what to play.
+      context: frameskip, render_mode, scratch. Its one option is `time_limit`, in tics.
+
+    Raises:
+      ValueError: an unknown option or render mode, or a time limit below 1.
+    """
+    self._scenario, self._context = scenario, context
+    self._limit = _time_limit(scenario, context)
+    self._actions = scenario.button_vectors
     self.render_mode = context.render_mode
-    self._scenario = scenario
-    self._frameskip = context.frameskip
-    self._buttons = [[button in held for button in scenario.buttons] for held in scenario.actions]
-    self._scratch = context.scratch
-    self._own_scratch: str | None = None
+    self.metadata = {
+      'render_modes': ['rgb_array'],
+      'render_fps': TICS_PER_S / context.frameskip,
+    }
+    self.observation_space = gymnasium.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+    self.action_space = gymnasium.spaces.Discrete(len(self._actions))
     self._game: vizdoom.DoomGame | None = None
-    self._marker: Path | None = None
-    self._tics_left = 0
-    self._screen = np.zeros((120, 160, 3), np.uint8)
+    self._folder: tempfile.TemporaryDirectory | None = None
+    self._scratch = ''
+    self._live = False
+    self._start = 0  # The engine's clock at the episode's first frame, in tics.
+    self._elapsed = 0  # Tics since then.
+    self._screen: Any = None  # [120, 160, 3], the last live frame.
 
   def reset(
     self, *, seed: int | None = None, options: dict[str, Any] | None = None
   ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Starts an episode; with a seed, the one that belongs to it."""
+    """Starts an episode that depends on the seed alone."""
     super().reset(seed=seed)
-    del options
+    if seed is None:
+      seed = int(self.np_random.integers(2**32))
     if self._game is None:
       self._game = self._start_engine()
-    game_seed = int(self.np_random.integers(2**32)) if seed is None else seed % 2**32
-    self._game.set_seed(game_seed)
+    self._game.set_seed(seed % 2**32)
     self._game.new_episode()
-    self._tics_left = self._scenario.time_limit_tics
-    return self._observe(self._game), {}
+    self._start, self._elapsed = self._game.get_episode_time(), 0
+    self._live = True
+    self._screen = self._game.get_state().screen_buffer
+    return self._observe(), {}
 
   def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-    """Holds the action's buttons for `frameskip` tics, or for what is left of the time.
+    """Holds the action's buttons down for `frameskip` tics, or those that remain to the limit.
 
     Raises:
-      RuntimeError: the episode is over, or none was started.
+      RuntimeError: no episode is running.
     """
-    game = self._game
-    if game is None or not self._tics_left:
-      raise RuntimeError('no episode is under way: call reset first')
-    before = game.get_episode_time()
-    tics = min(self._frameskip, self._tics_left)
-    reward = game.make_action(self._buttons[action], tics)
-    terminated = game.is_episode_finished()
+    if self._game is None or not self._live:
+      # A finished game would accept the action, do nothing and repeat its last reward.
+      raise RuntimeError('step() without a running episode: call reset() first')
+    tics = min(self._context.frameskip, self._limit - self._elapsed)
+    reward = self._game.make_action(self._actions[action], tics)
+    terminated = self._game.is_episode_finished()
     if terminated:
-      self._tics_left = 0
-      tics = min(tics, game.get_episode_time() - before)
+      tics = self._tics_to_end(self._game, tics)
     else:
-      self._tics_left -= tics
-    truncated = not terminated and not self._tics_left
-    obs = self._resize() if terminated else self._observe(game)
-    return obs, reward, terminated, truncated, {'tics': tics}
+      self._screen = self._game.get_state().screen_buffer
+    self._elapsed += tics
+    truncated = not terminated and self._elapsed >= self._limit
+    self._live = not (terminated or truncated)
+    return self._observe(), reward, terminated, truncated, {'tics': tics}
 
-  def render(self) -> np.ndarray | None:
-    """Returns the last whole frame, [120, 160, 3], in the mode rgb_array."""
-    return self._screen if self.render_mode == 'rgb_array' else None
+  def render(self) -> np.ndarray | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Returns the last live frame as the engine drew it, [120, 160, 3] uint8."""
+    if self.render_mode is None or self._screen is None:
+      return None
+    return self._screen.copy()
 
   def close(self) -> None:
-    """Ends the engine and removes what it wrote."""
+    """Stops the engine; may be called again."""
+    self._live = False
     if self._game is not None:
+      instance_id = self._game.get_instance_id()
       self._game.close()
       self._game = None
-    if self._marker is not None:
-      self._marker.unlink(missing_ok=True)
-      self._marker = None
-    if self._own_scratch is not None:
-      shutil.rmtree(self._own_scratch, ignore_errors=True)
-      self._own_scratch = None
+      marker_path(self._scratch, instance_id).unlink(missing_ok=True)
+    if self._folder is not None:
+      self._folder.cleanup()
+      self._folder = None
 
-  def _observe(self, game: vizdoom.DoomGame) -> np.ndarray:
-    self._screen = game.get_state().screen_buffer  # A fresh array every time.
-    return self._resize()
-
-  def _resize(self) -> np.ndarray:
+  def _observe(self) -> np.ndarray:
     return cv2.resize(self._screen, (WIDTH, HEIGHT), interpolation=cv2.INTER_NEAREST)
 
+  def _tics_to_end(self, game: vizdoom.DoomGame, asked: int) -> int:
+    tics = game.get_episode_time() - self._start - self._elapsed
+    # A map's exit sets the engine's clock to 0: how far it got is lost, so all count as played.
+    return tics if tics > 0 else asked
+
   def _start_engine(self) -> vizdoom.DoomGame:
-    if self._scratch is None:
-      self._own_scratch = tempfile.mkdtemp(prefix='sfjax-doom-')
-    scratch = Path(self._own_scratch or self._scratch or '.').resolve()
-    game = vizdoom.DoomGame()
-    folder = Path(vizdoom.__file__).parent
-    game.load_config(str(Path(vizdoom.scenarios_path) / self._scenario.config))
-    game.set_vizdoom_path(str(_write_wrapper(scratch, folder / 'vizdoom')))
-    game.set_doom_game_path(str(folder / 'freedoom2.wad'))
-    game.set_doom_config_path(str(scratch / '_vizdoom.ini'))
-    game.set_available_buttons([getattr(vizdoom.Button, name) for name in self._scenario.buttons])
-    game.set_mode(vizdoom.Mode.PLAYER)
-    game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
-    game.set_screen_format(vizdoom.ScreenFormat.RGB24)
-    game.set_render_hud(False)
-    game.set_sound_enabled(False)
-    game.set_window_visible(False)
-    game.set_episode_timeout(0)
-    here = os.getcwd()
-    os.chdir(scratch)  # The engine writes to its working directory, and reads games from it.
-    try:
+    if self._context.scratch is None:
+      self._folder = tempfile.TemporaryDirectory(prefix='sfjax-doom-', ignore_cleanup_errors=True)
+    self._scratch = os.path.abspath(self._folder.name if self._folder else self._context.scratch)
+    game = _configured_game(self._scenario, self._scratch)
+    # The engine writes into its working directory, and takes any doom2.wad there for its own.
+    with contextlib.chdir(self._scratch):
       game.init()
-    finally:
-      os.chdir(here)
-    self._marker = scratch / f'{MARKER}{game.get_instance_id()}'
-    self._marker.touch()
     return game
 
 
-def _write_wrapper(scratch: Path, engine: Path) -> Path:
-  path = scratch / 'engine.sh'
-  path.write_text(_WRAPPER.format(engine=engine))
-  path.chmod(0o755)
-  return path
+def _time_limit(scenario: Scenario, context: EnvContext) -> int:
+  unknown = set(context.options) - {'time_limit'}
+  if unknown:
+    raise ValueError(f'Doom has no option {sorted(unknown)}; it has time_limit (in tics)')
+  limit = context.options.get('time_limit', scenario.time_limit)
+  if limit < 1:
+    raise ValueError(f'time_limit {limit} is below 1 tic; the scenario has {scenario.time_limit}')
+  if context.render_mode not in (None, 'rgb_array'):
+    raise ValueError(f"Doom has no render mode {context.render_mode!r}; it has 'rgb_array'")
+  return limit
+
+
+def _configured_game(scenario: Scenario, scratch: str) -> vizdoom.DoomGame:
+  game = vizdoom.DoomGame()
+  game.load_config(os.path.join(vizdoom.scenarios_path, scenario.cfg))
+  # Explicit paths: by default files of the working directory come first.
+  package = os.path.dirname(vizdoom.__file__)
+  game.set_vizdoom_path(write_launcher(scratch, os.path.join(package, 'vizdoom')))
+  game.set_doom_game_path(os.path.join(package, scenario.iwad))
+  game.set_doom_config_path(os.path.join(scratch, '_vizdoom.ini'))
+  game.set_mode(vizdoom.Mode.PLAYER)
+  game.set_available_buttons([getattr(vizdoom.Button, name) for name in scenario.buttons])
+  game.set_episode_timeout(NO_TIMEOUT)
+  game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
+  game.set_screen_format(vizdoom.ScreenFormat.RGB24)
+  game.set_render_hud(False)
+  game.set_sound_enabled(False)
+  game.set_window_visible(False)
+  return game

@@ -1,47 +1,56 @@
-"""The Doom scenarios: which files of the ViZDoom wheel, which actions, which time limit."""
+"""The Doom scenarios as data: which files of the ViZDoom package, which actions, which limit."""
 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, frozen=True)
 class Scenario:
-  """One task."""
+  """One Doom task."""
 
-  config: str  # File among the wheel's scenarios.
-  buttons: tuple[str, ...]
-  actions: tuple[tuple[str, ...], ...]  # Buttons held by each discrete action.
-  time_limit_tics: int  # Counted from the first observation, 35 a second.
+  cfg: str  # File in `vizdoom.scenarios_path`; it names the map and sets skill and rewards.
+  iwad: str  # Base game in the package, for textures, monsters and weapons.
+  actions: tuple[tuple[str, ...], ...]  # Of each flat action, the buttons it holds down.
+  time_limit: int  # Tics (35 a second) after which an episode is truncated.
+  rewards: str  # What pays and what costs, for people.
+
+  @property
+  def buttons(self) -> tuple[str, ...]:
+    """The buttons that any action uses, in a fixed order."""
+    return tuple(dict.fromkeys(button for action in self.actions for button in action))
+
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    """A name for each flat action."""
+    return tuple('+'.join(action).lower() or 'none' for action in self.actions)
+
+  @property
+  def button_vectors(self) -> tuple[list[float], ...]:
+    """Each flat action as the engine takes it: 1 for a button that is held down, else 0."""
+    return tuple([float(button in action) for button in self.buttons] for action in self.actions)
 
 
-def _one_button_each(*buttons: str) -> tuple[tuple[str, ...], ...]:
-  return ((), *((button,) for button in buttons))
+FREEDOOM2 = 'freedoom2.wad'
 
-
-_MOVE_AND_ATTACK = ('MOVE_LEFT', 'MOVE_RIGHT', 'ATTACK')
-_TURN_AND_ATTACK = ('TURN_LEFT', 'TURN_RIGHT', 'ATTACK')
-_TURN_AND_WALK = ('TURN_LEFT', 'TURN_RIGHT', 'MOVE_FORWARD')
-
-SCENARIOS = {
-  # A monster at a random place on the other side of a room. Kill +106, shot -5, tic -1; the kill
-  # ends the episode. A random policy gets about -150; an expert about 85.
+SCENARIOS: dict[str, Scenario] = {
   'basic': Scenario(
-    config='basic.cfg',
-    buttons=_MOVE_AND_ATTACK,
-    actions=_one_button_each(*_MOVE_AND_ATTACK),
-    time_limit_tics=300,
+    cfg='basic.cfg',
+    iwad=FREEDOOM2,
+    actions=((), ('MOVE_LEFT',), ('MOVE_RIGHT',), ('ATTACK',)),
+    time_limit=300,
+    rewards='kill +106 (ends the episode), shot -5, tic -1',
   ),
-  # Monsters come from all sides, 26 rounds of ammunition. Kill +1, death -1. Best: 25.
   'defend_the_center': Scenario(
-    config='defend_the_center.cfg',
-    buttons=_TURN_AND_ATTACK,
-    actions=_one_button_each(*_TURN_AND_ATTACK),
-    time_limit_tics=2100,
+    cfg='defend_the_center.cfg',
+    iwad=FREEDOOM2,
+    actions=((), ('TURN_LEFT',), ('TURN_RIGHT',), ('ATTACK',)),
+    time_limit=2100,
+    rewards='kill +1, death -1; 26 bullets',
   ),
-  # The floor burns and medikits heal. Tic alive +1, death -100. Best: 2,100.
   'health_gathering': Scenario(
-    config='health_gathering.cfg',
-    buttons=_TURN_AND_WALK,
-    actions=_one_button_each(*_TURN_AND_WALK),
-    time_limit_tics=2100,
+    cfg='health_gathering.cfg',
+    iwad=FREEDOOM2,
+    actions=((), ('TURN_LEFT',), ('TURN_RIGHT',), ('MOVE_FORWARD',)),
+    time_limit=2100,
+    rewards='tic +1, death -100',
   ),
 }
