@@ -8,7 +8,7 @@ def get_config(scenario: str = 'basic') -> config_lib.Config:
   config = config_lib.Config(name=f'doom_{scenario}')
   config.env.name = f'doom:{scenario}'
   config.env.frameskip = 4
-  config.sampler.envs_per_worker = 8
+  config.sampler.envs_per_worker = 16
   if scenario == 'basic':
     config.env.reward_scale = 0.01
     config.train.stop_at_return = 80.0

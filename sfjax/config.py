@@ -36,7 +36,7 @@ class EnvConfig:
 
 @dataclass(slots=True, kw_only=True)
 class SamplerConfig:
-  num_workers: int | None = None  # Worker processes; None: one per usable CPU.
+  num_workers: int | None = None  # Worker processes; None: by the usable CPUs.
   envs_per_worker: int = 16  # K.
   num_splits: int = 2  # S: one split steps while another waits for its actions.
   rows_per_stream: int = 2  # R: trajectories a stream may have in flight.
@@ -77,7 +77,7 @@ class LearnerConfig:
   max_grad_norm: float = 4.0  # 0: no clipping.
   max_policy_lag: int = 100  # Samples older than this many updates are not trained on.
   microbatch: int | None = None  # Observations the encoder sees at once; None: by platform.
-  num_threads: int | None = None  # XLA's threads in the learner; None: all usable CPUs.
+  num_threads: int | None = None  # XLA's CPU threads in the learner; None: by the usable CPUs.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,24 +125,31 @@ def trajectories_per_batch(config: Config) -> int:
   return config.learner.batch_size // config.learner.rollout
 
 
-def resolve(config: Config, *, cpus: int, cpus_reason: str) -> list[str]:
+def resolve(config: Config, *, cpus: int, cpus_reason: str, accelerator: bool) -> list[str]:
   """Fills in the automatic sizes that depend on the machine.
+
+  One worker a CPU is the most that helps. Where the CPUs also learn, learning takes about as much
+  of them as all the rest, and workers on every CPU would only interrupt it.
 
   Args:
     config: changed in place.
     cpus: CPUs this process may really use.
     cpus_reason: how that number was found.
+    accelerator: whether the network runs on one.
 
   Returns:
     A line for each value chosen, with the reason.
   """
   chosen = []
+  count = cpus if accelerator else max(1, cpus // 2)
+  share = 'all' if accelerator else 'half'
+  reason = f'{share} of the {cpus} usable CPUs ({cpus_reason})'
   if config.sampler.num_workers is None:
-    config.sampler.num_workers = cpus
-    chosen.append(f'sampler.num_workers = {cpus}: one per usable CPU ({cpus_reason})')
+    config.sampler.num_workers = count
+    chosen.append(f'sampler.num_workers = {count}: {reason}')
   if config.learner.num_threads is None:
-    config.learner.num_threads = cpus
-    chosen.append(f'learner.num_threads = {cpus}: all usable CPUs')
+    config.learner.num_threads = count
+    chosen.append(f'learner.num_threads = {count}: {reason}')
   return chosen
 
 

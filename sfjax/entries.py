@@ -36,6 +36,7 @@ from sfjax.specs import EnvSpec
 RUN_ID = 'SFJAX_RUN_ID'  # Environment variable that marks every process of a run.
 
 _PR_SET_PDEATHSIG = 1
+_WORKER_NICENESS = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,6 +126,8 @@ def worker_main(shared: Shared, index: int, generation: int) -> None:
   config = shared.config
   status = shared.map_status()
   timer = StageTimer(status, index)
+  # Inference and learner first: what they finish lets every environment go on.
+  os.nice(_WORKER_NICENESS)
   if config.sampler.pin_workers:
     os.sched_setaffinity(0, {shared.cpus[index % len(shared.cpus)]})
   slab, streams = shared.map_slab(), shared.map_streams()

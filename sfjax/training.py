@@ -11,7 +11,7 @@ from typing import Any
 
 from sfjax.allocation import ChildDiedError, prepare_workdir
 from sfjax.config import Config, from_dict, resolve, to_dict, validate
-from sfjax.machine import usable_cpus
+from sfjax.machine import has_nvidia_device, usable_cpus
 from sfjax.metrics.report import Report
 from sfjax.runtime import Outcome, Runtime
 
@@ -36,7 +36,9 @@ def prepare(config: Config) -> list[str]:
     ValueError: with every problem.
   """
   cpus = usable_cpus()
-  chosen = resolve(config, cpus=cpus.count, cpus_reason=cpus.reason)
+  chosen = resolve(
+    config, cpus=cpus.count, cpus_reason=cpus.reason, accelerator=has_nvidia_device()
+  )
   validate(config)
   return chosen
 

@@ -136,7 +136,7 @@ def test_the_slab_holds_what_the_game_shows(tmp_path):
 
   config = get_config('basic')
   config.sampler.num_workers, config.sampler.envs_per_worker = 1, 4
-  resolve(config, cpus=1, cpus_reason='test')
+  resolve(config, cpus=1, cpus_reason='test', accelerator=False)
   runtime = Runtime(config, tmp_path, trains=False)
   try:
     runtime.start()

@@ -12,7 +12,7 @@ NUM_ACTIONS = 4
 COUNTER_BITS = 40
 
 
-class NullEnv(gymnasium.Env[np.ndarray, int]):
+class NullEnv(gymnasium.Env[np.ndarray, Any]):
   """Never ends, pays nothing, and makes every observation unique in the run.
 
   An observation viewed as uint64 holds one word everywhere: `env_id << 40 | counter`, where the

@@ -85,11 +85,21 @@ def _make_gymnasium(name: str, context: EnvContext) -> 'gymnasium.Env':
   except gymnasium.error.DependencyNotInstalled as error:
     raise ImportError(f'{name}: {error}') from error
   except gymnasium.error.UnregisteredEnv as error:
-    known = [NULL_PIXELS, *(DOOM_PREFIX + scenario for scenario in SCENARIOS), *gymnasium.registry]
-    raise ValueError(f'no environment {name!r}; {_nearest(name, known)}') from error
+    raise _unknown_id(name) from error
+  except ModuleNotFoundError as error:
+    if ':' not in name:  # <module>:<id> has Gymnasium import the module first.
+      raise
+    raise _unknown_id(name) from error
   except (gymnasium.error.Error, TypeError) as error:  # TypeError: an option it does not know.
     raise ValueError(f'{name}: {error}') from error
   return GymnasiumAdapter(env, frameskip=context.frameskip)
+
+
+def _unknown_id(name: str) -> ValueError:
+  import gymnasium
+
+  known = [NULL_PIXELS, *(DOOM_PREFIX + scenario for scenario in SCENARIOS), *gymnasium.registry]
+  return ValueError(f'no environment {name!r}; {_nearest(name, known)}')
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

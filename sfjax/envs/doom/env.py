@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import vizdoom
 
-from sfjax.envs.doom.leftovers import marker_path, write_launcher
+from sfjax.envs.doom.leftovers import remove_engine, write_launcher
 from sfjax.envs.doom.scenarios import Scenario
 from sfjax.envs.registry import EnvContext
 
@@ -22,7 +22,7 @@ NO_TIMEOUT = 0
 cv2.setNumThreads(0)
 
 
-class DoomEnv(gymnasium.Env[np.ndarray, int]):
+class DoomEnv(gymnasium.Env[np.ndarray, Any]):
   """Plays one scenario: [72, 128, 3] uint8 frames, a flat list of actions, our own time limit.
 
   The engine's own time limit is off, because it leaves no frame to bootstrap from. Ours counts the
@@ -41,10 +41,11 @@ class DoomEnv(gymnasium.Env[np.ndarray, int]):
       context: frameskip, render_mode, scratch. Its one option is `time_limit`, in tics.
 
     Raises:
-      ValueError: an unknown option or render mode, or a time limit below 1.
+      ValueError: an unknown option or render mode, or a time limit that is none.
     """
+    _check(context)
     self._scenario, self._context = scenario, context
-    self._limit = _time_limit(scenario, context)
+    self._limit: int = context.options.get('time_limit', scenario.time_limit)
     self._actions = scenario.button_vectors
     self.render_mode = context.render_mode
     self.metadata = {
@@ -55,7 +56,7 @@ class DoomEnv(gymnasium.Env[np.ndarray, int]):
     self.action_space = gymnasium.spaces.Discrete(len(self._actions))
     self._game: vizdoom.DoomGame | None = None
     self._folder: tempfile.TemporaryDirectory | None = None
-    self._scratch = ''
+    self._scratch, self._instance_id = '', ''
     self._live = False
     self._start = 0  # The engine's clock at the episode's first frame, in tics.
     self._elapsed = 0  # Tics since then.
@@ -70,6 +71,7 @@ class DoomEnv(gymnasium.Env[np.ndarray, int]):
       seed = int(self.np_random.integers(2**32))
     if self._game is None:
       self._game = self._start_engine()
+      self._instance_id = self._game.get_instance_id()
     self._game.set_seed(seed % 2**32)
     self._game.new_episode()
     self._start, self._elapsed = self._game.get_episode_time(), 0
@@ -108,10 +110,9 @@ class DoomEnv(gymnasium.Env[np.ndarray, int]):
     """Stops the engine; may be called again."""
     self._live = False
     if self._game is not None:
-      instance_id = self._game.get_instance_id()
       self._game.close()
       self._game = None
-      marker_path(self._scratch, instance_id).unlink(missing_ok=True)
+      remove_engine(self._scratch, self._instance_id)  # One that crashed leaves its files.
     if self._folder is not None:
       self._folder.cleanup()
       self._folder = None
@@ -125,26 +126,33 @@ class DoomEnv(gymnasium.Env[np.ndarray, int]):
     return tics if tics > 0 else asked
 
   def _start_engine(self) -> vizdoom.DoomGame:
-    if self._context.scratch is None:
-      self._folder = tempfile.TemporaryDirectory(prefix='sfjax-doom-', ignore_cleanup_errors=True)
-    self._scratch = os.path.abspath(self._folder.name if self._folder else self._context.scratch)
+    self._scratch = self._open_scratch()
     game = _configured_game(self._scenario, self._scratch)
     # The engine writes into its working directory, and takes any doom2.wad there for its own.
     with contextlib.chdir(self._scratch):
       game.init()
     return game
 
+  def _open_scratch(self) -> str:
+    if self._context.scratch is not None:
+      return os.path.abspath(self._context.scratch)
+    self._folder = tempfile.TemporaryDirectory(prefix='sfjax-doom-', ignore_cleanup_errors=True)
+    return self._folder.name
 
-def _time_limit(scenario: Scenario, context: EnvContext) -> int:
-  unknown = set(context.options) - {'time_limit'}
-  if unknown:
-    raise ValueError(f'Doom has no option {sorted(unknown)}; it has time_limit (in tics)')
-  limit = context.options.get('time_limit', scenario.time_limit)
-  if limit < 1:
-    raise ValueError(f'time_limit {limit} is below 1 tic; the scenario has {scenario.time_limit}')
+
+def _check(context: EnvContext) -> None:
+  problems = [
+    f'Doom has no option {name!r}; it has time_limit (in tics)'
+    for name in context.options
+    if name != 'time_limit'
+  ]
+  limit = context.options.get('time_limit', 1)
+  if not isinstance(limit, int) or limit < 1:
+    problems.append(f'time_limit {limit!r} is not a number of tics from 1 up')
   if context.render_mode not in (None, 'rgb_array'):
-    raise ValueError(f"Doom has no render mode {context.render_mode!r}; it has 'rgb_array'")
-  return limit
+    problems.append(f"Doom has no render mode {context.render_mode!r}; it has 'rgb_array'")
+  if problems:
+    raise ValueError('; '.join(problems))
 
 
 def _configured_game(scenario: Scenario, scratch: str) -> vizdoom.DoomGame:

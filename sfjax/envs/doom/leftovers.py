@@ -85,11 +85,15 @@ def remove_engine_leftovers(scratch: str) -> int:
     How many files of `/dev/shm` it removed.
   """
   removed = 0
-  for marker in Path(scratch).rglob(f'{_MARKER}*'):
-    instance_id = marker.name.removeprefix(_MARKER)
-    for kind in _KINDS:
-      removed += _unlink(SHARED_MEMORY / f'{kind}{instance_id}')
-    _unlink(marker)
+  for marker in list(Path(scratch).rglob(f'{_MARKER}*')):
+    removed += remove_engine(str(marker.parent), marker.name.removeprefix(_MARKER))
+  return removed
+
+
+def remove_engine(scratch: str, instance_id: str) -> int:
+  """Does so for one dead engine, whose marker is in `scratch`."""
+  removed = sum(_unlink(SHARED_MEMORY / f'{kind}{instance_id}') for kind in _KINDS)
+  _unlink(marker_path(scratch, instance_id))
   return removed
 
 

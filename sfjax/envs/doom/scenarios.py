@@ -19,11 +19,6 @@ class Scenario:
     return tuple(dict.fromkeys(button for action in self.actions for button in action))
 
   @property
-  def action_names(self) -> tuple[str, ...]:
-    """A name for each flat action."""
-    return tuple('+'.join(action).lower() or 'none' for action in self.actions)
-
-  @property
   def button_vectors(self) -> tuple[list[float], ...]:
     """Each flat action as the engine takes it: 1 for a button that is held down, else 0."""
     return tuple([float(button in action) for button in self.buttons] for action in self.actions)
