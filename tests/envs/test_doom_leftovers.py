@@ -13,8 +13,6 @@ from sfjax.envs.doom import leftovers
 
 ROOT = Path(__file__).parents[2]
 
-NO_ENGINE = 'none'  # An empty id would match the files of every engine there is.
-
 OWNER = """
 import shutil, sys, time
 from sfjax.envs.registry import EnvContext, make_env
@@ -37,7 +35,7 @@ def engines(instance_id):
       state = (folder / 'stat').read_text().rpartition(')')[2].split()
     except OSError:
       continue
-    if instance_id.encode() in arguments and state[0] != 'Z':
+    if arguments[0].endswith(b'/vizdoom') and instance_id.encode() in arguments and state[0] != 'Z':
       found.append((int(folder.name), int(state[1])))
   return found
 
@@ -46,7 +44,7 @@ def end(instance_id):
   """Ends what a failed test leaves behind."""
   for pid, _ in engines(instance_id):
     os.kill(pid, signal.SIGKILL)
-  for path in Path('/dev/shm').glob(f'ViZDoom*{instance_id or NO_ENGINE}'):
+  for path in Path('/dev/shm').glob(f'ViZDoom*{instance_id}'):
     path.unlink()
 
 
@@ -64,6 +62,7 @@ def test_an_engine_dies_with_its_killed_owner_and_its_files_can_be_removed(
     try:
       assert owner.stdout is not None
       instance_id = owner.stdout.readline().strip()
+      assert instance_id, 'no engine started; and an empty id would match all there are'
       request.addfinalizer(lambda: end(instance_id))
       assert [parent for _, parent in engines(instance_id)] == [owner.pid]
     finally:
