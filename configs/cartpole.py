@@ -20,5 +20,5 @@ def get_config() -> config_lib.Config:
   config.learner.epochs = 2
   config.loss.value_clip = 1.0
   config.train.max_frames = 2_000_000
-  config.train.stop_at_return = 490.0
+  config.train.stop_at_return = 495.0
   return config

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from absl import logging
 
 from sfjax.actors.splits import episode_seed
 from sfjax.checkpoints import Checkpoints
@@ -46,6 +47,7 @@ def evaluate(workdir: Path, *, episodes: int, deterministic: bool, checkpoint: s
     deterministic: take the likeliest action instead of sampling.
     checkpoint: 'latest' or a step.
   """
+  logging.set_verbosity(logging.ERROR)  # Orbax warns that a run folder is only read.
   try:
     config = load_config(workdir)
     if checkpoint != 'latest' and not checkpoint.isdigit():

@@ -146,7 +146,7 @@ def test_the_slab_holds_what_the_game_shows(tmp_path):
   finally:
     runtime.stop()
   slab, table = runtime.shared.map_slab(), runtime.shared.map_streams()
-  compared = 0
+  different = 0
   for stream in range(4):
     row, last = int(table['row'][stream]), int(table['slot'][stream])
     frames = slab['obs/obs'][row]
@@ -163,6 +163,5 @@ def test_the_slab_holds_what_the_game_shows(tmp_path):
       np.testing.assert_array_equal(frames[slot], obs)
       obs, *_ = env.step(int(slab['actions'][row, slot]))
     env.close()
-    assert len({frame.tobytes() for frame in frames[start:last]}) > 1
-    compared += last - start
-  assert compared > 0
+    different = max(different, len({frame.tobytes() for frame in frames[start:last]}))
+  assert different > 10
