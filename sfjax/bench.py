@@ -150,15 +150,15 @@ def measure(count: Callable[[], int], pause: Callable[[float], None]) -> list[fl
 
 
 def measure_simulation(config: Config, cpus: tuple[int, ...]) -> list[float]:
-  """Samples per second of the environments alone, one pinned process a worker."""
+  """Samples per second of the environments alone, one pinned process on every usable CPU."""
   context = multiprocessing.get_context('spawn')
   block = SharedBlock()
   counters = block.allocate(_SIMULATION_SPECS)
-  workers = config.sampler.num_workers or 1
+  workers = len(cpus)
   with tempfile.TemporaryDirectory(prefix='sfjax-bench-') as scratch:
     processes = []
     for i in range(workers):
-      cpu = cpus[i % len(cpus)] if config.sampler.pin_workers else None
+      cpu = cpus[i] if config.sampler.pin_workers else None
       args = (os.getpid(), config, i, cpu, scratch, block)
       processes.append(context.Process(target=simulation_main, args=args))
       processes[-1].start()

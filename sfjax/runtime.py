@@ -146,7 +146,6 @@ class Runtime:
     self._join(processes, DEFAULT_LIMIT_S)
     if learner is not None:
       self._join([learner], STAGE_LIMIT_S[Stage.SAVE])
-    self._drain()
     self._release()
 
   def _join(self, processes: list[Any], timeout_s: float) -> None:

@@ -119,12 +119,12 @@ def _finished(config: Config, workdir: Path) -> str | None:
       f'Extend it with --config.train.max_frames={2 * train.max_frames}'
     )
   target, reached = train.stop_at_return, record['episode_return_mean']
-  if record['outcome'] == Outcome.STOP_AT_RETURN.value and target is not None:
-    if reached is not None and reached >= target:
-      return (
-        f'The run in {workdir} is finished: mean return {reached:.2f} reached '
-        f'train.stop_at_return {target}. Extend it with a higher --config.train.stop_at_return'
-      )
+  stopped = record['outcome'] == Outcome.STOP_AT_RETURN.value
+  if stopped and target is not None and reached >= target:
+    return (
+      f'The run in {workdir} is finished: mean return {reached:.2f} reached '
+      f'train.stop_at_return {target}. Extend it with a higher --config.train.stop_at_return'
+    )
   return None
 
 
