@@ -3,8 +3,12 @@
 Free of jax at import: spawned processes import this module again.
 """
 
+import difflib
+import errno
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 USAGE = """sfjax: asynchronous PPO on one machine.
 
@@ -35,18 +39,58 @@ def _bad_input(text: str) -> int:
   return 2
 
 
-def main(argv: list[str]) -> int:
-  """Parses the flags, runs the mode and returns the exit code."""
+def _unknown_fields(argv: list[str]) -> list[str]:
+  """A line for each flag that names no field of a configuration, with the nearest that do."""
+  from sfjax.config import field_paths
+
+  known, problems = field_paths(), []
+  for flag in argv[1:]:
+    path = flag.partition('=')[0].lstrip('-').removeprefix('config.')
+    if '.' not in flag.partition('=')[0] or path in known:
+      continue
+    same_name = [other for other in known if other.endswith(f'.{path.rpartition(".")[2]}')]
+    near = same_name or difflib.get_close_matches(path, known, cutoff=0.5)
+    nearest = f'; nearest: {", ".join(near)}' if near else ''
+    problems.append(f'a configuration has no field {path}{nearest}')
+  return problems
+
+
+def _parse(argv: list[str]) -> Any:
+  """Returns the values of the flags.
+
+  Raises:
+    ValueError: with what is wrong.
+  """
   from absl import flags
 
   _define_flags()
-  try:
-    rest = flags.FLAGS(argv)
-  except (flags.Error, KeyError, ValueError, OSError) as error:
-    return _bad_input(f'{error.args[0] if error.args else error}\n\n{USAGE}')
-  if len(rest) > 1:
-    return _bad_input(f'not understood: {rest[1:]}\n\n{USAGE}')
   values = flags.FLAGS
+  try:
+    rest = values(argv)
+    if values.config is not None:
+      values.config.name  # noqa: B018 - a file that could not be read shows at its first use.
+  except KeyError as error:
+    problems = _unknown_fields(argv)
+    if not problems:
+      raise  # It is the configuration file's own.
+    raise ValueError('\n'.join(problems)) from error
+  except OSError as error:
+    flag = next(flag for flag in argv if flag.lstrip('-').partition('=')[0] == 'config')
+    reason = os.strerror(getattr(error.__cause__ or error, 'errno', None) or errno.ENOENT)
+    raise ValueError(f'{flag}: the file cannot be read: {reason}') from error
+  except flags.Error as error:
+    raise ValueError(str(error)) from error
+  if len(rest) > 1:
+    raise ValueError(f'not understood: {rest[1:]}')
+  return values
+
+
+def main(argv: list[str]) -> int:
+  """Parses the flags, runs the mode and returns the exit code."""
+  try:
+    values = _parse(argv)
+  except ValueError as error:
+    return _bad_input(f'{error}\n\n{USAGE}')
   if values.mode == 'eval':
     if values.workdir is None:
       return _bad_input(f'--mode=eval needs the run folder: --workdir=runs/<name>\n\n{USAGE}')

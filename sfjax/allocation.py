@@ -56,6 +56,7 @@ def make_topology(config: Config) -> Topology:
   """Numbers the workers, environments and rows of a resolved configuration."""
   sampler = config.sampler
   assert sampler.num_workers is not None, 'resolve() fills it in'
+  assert sampler.rows_per_stream is not None, 'resolve() fills it in'
   return Topology(
     num_workers=sampler.num_workers,
     envs_per_worker=sampler.envs_per_worker,

@@ -39,7 +39,8 @@ class SamplerConfig:
   num_workers: int | None = None  # Worker processes; None: by the usable CPUs.
   envs_per_worker: int = 16  # K.
   num_splits: int = 2  # S: one split steps while another waits for its actions.
-  rows_per_stream: int = 2  # R: trajectories a stream may have in flight.
+  rows_per_stream: int | None = None  # R: trajectories a stream may have in flight; None: 2.
+  decorrelation_steps: int | None = None  # Random first actions, × index in worker; None: T.
   pin_workers: bool = True  # Keep a worker and its game engines on one CPU.
 
 
@@ -87,6 +88,8 @@ class InferenceConfig:
 
 @dataclass(slots=True, kw_only=True)
 class TrainConfig:
+  serial: bool = False  # All loops in one process, in turn: reproducible, for debugging.
+  synchronous: bool = False  # Sample and learn in turn, lag 0; B is a multiple of the streams.
   seed: int = 0
   num_policies: int = 1  # P.
   max_frames: int = 10_000_000  # Per policy, counted over all resumes.
@@ -125,6 +128,11 @@ def trajectories_per_batch(config: Config) -> int:
   return config.learner.batch_size // config.learner.rollout
 
 
+def streams(config: Config) -> int:
+  """Streams of a run whose number of workers is known."""
+  return (config.sampler.num_workers or 0) * config.sampler.envs_per_worker
+
+
 def resolve(config: Config, *, cpus: int, cpus_reason: str, accelerator: bool) -> list[str]:
   """Fills in the automatic sizes that depend on the machine.
 
@@ -150,6 +158,13 @@ def resolve(config: Config, *, cpus: int, cpus_reason: str, accelerator: bool) -
   if config.learner.num_threads is None:
     config.learner.num_threads = count
     chosen.append(f'learner.num_threads = {count}: {reason}')
+  if config.sampler.rows_per_stream is None:
+    config.sampler.rows_per_stream = 2
+    if config.train.synchronous and config.learner.rollout > 0 and streams(config) > 0:
+      # A batch is all rows of all streams, and no row is free again before its update.
+      config.sampler.rows_per_stream = max(1, trajectories_per_batch(config) // streams(config))
+  if config.sampler.decorrelation_steps is None:
+    config.sampler.decorrelation_steps = config.learner.rollout
   return chosen
 
 
@@ -173,9 +188,19 @@ _POSITIVE = (
   'checkpoint.keep loss.rho_bar loss.c_bar loss.clip_ratio loss.value_clip'
 ).split()
 _NOT_NEGATIVE = (
-  'train.seed learner.max_grad_norm learner.max_policy_lag loss.value_coef loss.entropy_coef'
+  'train.seed sampler.decorrelation_steps learner.max_grad_norm learner.max_policy_lag '
+  'loss.value_coef loss.entropy_coef'
 ).split()
 _FRACTIONS = ('loss.gamma', 'loss.gae_lambda')
+
+
+def field_paths(cls: type = Config, prefix: str = '') -> list[str]:
+  """The dotted path of every field."""
+  paths = []
+  for name, hint in typing.get_type_hints(cls).items():
+    section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    paths += field_paths(hint, f'{prefix}{name}.') if section else [prefix + name]
+  return paths
 
 
 def get_field(config: Config, path: str) -> Any:
@@ -209,12 +234,13 @@ def _mismatches(config: Config) -> list[str]:
       f'learner.batch_size {batch} is not a multiple of learner.rollout {rollout}; '
       f'use {below} or {below + rollout}'
     )
-  streams = (config.sampler.num_workers or 0) * config.sampler.envs_per_worker
-  if config.train.num_policies > streams > 0:
+  if config.train.num_policies > streams(config) > 0:
     problems.append(
-      f'train.num_policies {config.train.num_policies} is more than the {streams} environments; '
-      f'every policy needs one'
+      f'train.num_policies {config.train.num_policies} is more than the {streams(config)} '
+      f'environments; every policy needs one'
     )
+  if config.train.synchronous:
+    problems += _synchronous_mismatches(config)
   if config.train.seed >= 2**31:
     problems.append(f'train.seed is {config.train.seed}; it must be below {2**31}')
   envs, splits = config.sampler.envs_per_worker, config.sampler.num_splits
@@ -234,6 +260,25 @@ def _mismatches(config: Config) -> list[str]:
       f'((rollout + 1) · batch_size / rollout); use {below} or {min(n for n in near if n > below)}'
       if below < slots
       else f'learner.microbatch {micro} is more than the {slots} observations of a batch'
+    )
+  return problems
+
+
+def _synchronous_mismatches(config: Config) -> list[str]:
+  problems = []
+  rollout, batch, count = config.learner.rollout, config.learner.batch_size, streams(config)
+  if config.train.num_policies != 1:
+    problems.append(
+      f'train.synchronous trains 1 policy; train.num_policies is {config.train.num_policies}'
+    )
+  rows = config.sampler.rows_per_stream or 0
+  if rollout > 0 and count > 0 and batch != rollout * count * rows:
+    unit = rollout * count
+    below = max(batch // unit, 1) * unit
+    problems.append(
+      f'train.synchronous needs learner.batch_size {batch} to be a multiple of rollout × '
+      f'environments, {rollout} × {count}, with sampler.rows_per_stream trajectories of each '
+      f'({rows}); use {below} or {below + unit}, and leave rows_per_stream unset'
     )
   return problems
 

@@ -86,7 +86,8 @@ def enter_child(parent: int) -> None:
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
-def _configure_xla(num_threads: int) -> None:
+def configure_xla(num_threads: int) -> None:
+  """Sets what XLA reads from the environment; call it before jax is imported."""
   os.environ['NPROC'] = str(num_threads)  # XLA sizes its CPU thread pools by it.
   os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # Two processes share a GPU.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '1')
@@ -121,8 +122,6 @@ def probe_main(parent: int, config: Config, scratch: str, reply: Connection) -> 
 def worker_main(shared: Shared, index: int, generation: int) -> None:
   """Runs the environment worker `index`."""
   enter_child(shared.runtime_pid)
-  from sfjax.actors.worker import Worker
-
   config = shared.config
   status = shared.map_status()
   timer = StageTimer(status, index)
@@ -130,12 +129,7 @@ def worker_main(shared: Shared, index: int, generation: int) -> None:
   os.nice(_WORKER_NICENESS)
   if config.sampler.pin_workers:
     os.sched_setaffinity(0, {shared.cpus[index % len(shared.cpus)]})
-  slab, streams = shared.map_slab(), shared.map_streams()
-  splits = [
-    _make_split(shared, index, generation, split, slab, streams)
-    for split in range(shared.topology.num_splits)
-  ]
-  worker = Worker(generation=generation, splits=splits, replies=shared.replies[index], timer=timer)
+  worker = make_worker(shared, index, generation, timer)
   print(
     f'worker {index}: {shared.topology.envs_per_worker} environments, CPUs '
     f'{sorted(os.sched_getaffinity(0))}, threads {threading.active_count()}, generation '
@@ -147,6 +141,31 @@ def worker_main(shared: Shared, index: int, generation: int) -> None:
     worker.run(stop_test(shared, status))
   finally:
     worker.close()
+
+
+def make_worker(shared: Shared, index: int, generation: int, timer: StageTimer) -> Any:
+  """Builds the environments, splits and loop of a worker."""
+  from sfjax.actors.worker import Worker
+
+  slab, streams = shared.map_slab(), shared.map_streams()
+  splits = [
+    _make_split(shared, index, generation, split, slab, streams)
+    for split in range(shared.topology.num_splits)
+  ]
+  return Worker(generation=generation, splits=splits, replies=shared.replies[index], timer=timer)
+
+
+def _random_starts(shared: Shared, worker: int, part: slice) -> list[list[int]]:
+  from sfjax.actors.splits import random_start
+
+  config, first = shared.config, worker * shared.topology.envs_per_worker
+  unit = config.sampler.decorrelation_steps
+  assert unit is not None, 'resolve() fills it in'
+  num_actions, seed = shared.env.num_actions, config.train.seed
+  return [
+    random_start(seed, stream, steps=unit * (stream - first), num_actions=num_actions)
+    for stream in range(part.start, part.stop)
+  ]
 
 
 def _make_split(
@@ -199,13 +218,15 @@ def _make_split(
     num_policies=config.train.num_policies,
     seed=config.train.seed,
     reward_scale=config.env.reward_scale,
+    random_starts=_random_starts(shared, index, part),
+    partial=config.train.synchronous,
   )
 
 
 def server_main(shared: Shared) -> None:
   """Runs the inference server."""
   enter_child(shared.runtime_pid)
-  _configure_xla(shared.config.inference.num_threads)
+  configure_xla(shared.config.inference.num_threads)
   status = shared.map_status()
   timer = StageTimer(status, server_index(shared.topology))
   from sfjax.inference.setup import make_policies
@@ -242,7 +263,7 @@ def learner_main(shared: Shared, trains: bool) -> None:
   enter_child(shared.runtime_pid)
   threads = shared.config.learner.num_threads
   assert threads is not None, 'resolve() fills it in'
-  _configure_xla(threads)
+  configure_xla(threads)
   status = shared.map_status()
   timer = StageTimer(status, learner_index(shared.topology))
   from sfjax.learner.setup import run_learner

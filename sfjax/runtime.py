@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 from sfjax import entries
 from sfjax.allocation import (
   ChildDiedError,
@@ -26,7 +28,7 @@ from sfjax.allocation import (
   make_topology,
   probe_env,
 )
-from sfjax.config import Config
+from sfjax.config import Config, TrainConfig
 from sfjax.metrics.report import Report
 from sfjax.metrics.stages import (
   DEFAULT_LIMIT_S,
@@ -49,6 +51,27 @@ class Outcome(enum.Enum):
   STOP_AT_RETURN = 'stop_at_return'
   SIGINT = 'SIGINT'
   SIGTERM = 'SIGTERM'
+
+
+def decide_outcome(
+  train: TrainConfig,
+  status: dict[str, np.ndarray],
+  report: Report,
+  signum: int | None,
+  elapsed_s: float,
+) -> Outcome | None:
+  """Returns why the run should end now, None while it should go on."""
+  if signum is not None:
+    return Outcome(signal.Signals(signum).name)
+  if (status['frames'] >= train.max_frames).all():
+    return Outcome.MAX_FRAMES
+  if train.max_seconds is not None and elapsed_s >= train.max_seconds:
+    return Outcome.MAX_SECONDS
+  if train.stop_at_return is not None:
+    means = [policy.full_window_return for policy in report.policies]
+    if all(mean is not None and mean >= train.stop_at_return for mean in means):
+      return Outcome.STOP_AT_RETURN
+  return None
 
 
 class Runtime:
@@ -197,7 +220,9 @@ class Runtime:
     next_report, next_save = 0.0, time.monotonic() + config.checkpoint.every_s
     while True:
       self.poll()
-      outcome = self._outcome(time.monotonic() - self._created)
+      outcome = decide_outcome(
+        config.train, self.status, self.report, self._signal, time.monotonic() - self._created
+      )
       if outcome is not None:
         print(self.report.write(), flush=True)
         return outcome
@@ -227,20 +252,6 @@ class Runtime:
   def _drain(self) -> None:
     self.report.add_episodes(self.shared.episodes.get_all())
     self.report.add_updates(self.shared.updates.get_all())
-
-  def _outcome(self, elapsed_s: float) -> Outcome | None:
-    train = self.config.train
-    if self._signal is not None:
-      return Outcome(signal.Signals(self._signal).name)
-    if (self.status['frames'] >= train.max_frames).all():
-      return Outcome.MAX_FRAMES
-    if train.max_seconds is not None and elapsed_s >= train.max_seconds:
-      return Outcome.MAX_SECONDS
-    if train.stop_at_return is not None:
-      means = [policy.full_window_return for policy in self.report.policies]
-      if all(mean is not None and mean >= train.stop_at_return for mean in means):
-        return Outcome.STOP_AT_RETURN
-    return None
 
   def _check_children(self) -> None:
     for index, process in enumerate(self._workers):

@@ -14,6 +14,7 @@ from sfjax.config import Config, from_dict, resolve, to_dict, validate
 from sfjax.machine import has_nvidia_device, usable_cpus
 from sfjax.metrics.report import Report
 from sfjax.runtime import Outcome, Runtime
+from sfjax.serial import SerialRun
 
 EXIT_CODES = {Outcome.SIGINT: 130, Outcome.SIGTERM: 143}  # As a shell reports them.
 EXIT_FAILED = 1
@@ -58,7 +59,7 @@ def train(config: Config, workdir: Path) -> int:
     if finished:
       print(finished, flush=True)
       return 0
-    runtime = Runtime(config, workdir)
+    runtime = (SerialRun if config.train.serial else Runtime)(config, workdir)
   except (ValueError, ImportError) as error:
     print(f'The configuration does not work:\n{error}', file=sys.stderr, flush=True)
     return EXIT_BAD_INPUT

@@ -137,6 +137,7 @@ def test_the_slab_holds_what_the_game_shows(tmp_path):
   config = get_config('basic')
   config.sampler.num_workers, config.sampler.envs_per_worker = 1, 4
   config.learner.rollout, config.learner.batch_size = 256, 1024  # Nobody completes a row.
+  config.sampler.decorrelation_steps = 0  # Every episode is in the slab from its start.
   resolve(config, cpus=1, cpus_reason='test', accelerator=False)
   runtime = Runtime(config, tmp_path, trains=False)
   try:

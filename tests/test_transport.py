@@ -293,7 +293,7 @@ def test_any_interleaving_batches_every_played_sample_once_and_in_order(sizes, s
     world.fuses[index].left = None
     world.turn_worker(index)
   before = {key: world.samples_of(key) for key in world.newest()}
-  for _ in range(20 * (sizes.rollout + 2)):
+  for _ in range((20 + 2 * world.topology.num_streams) * (sizes.rollout + 2)):
     world.all_turns()
   goal = sizes.rollout + 2
   assert all(world.samples_of(key) >= samples + goal for key, samples in before.items()), 'stalled'

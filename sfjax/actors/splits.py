@@ -24,6 +24,12 @@ class Env(Protocol):
   def close(self) -> None: ...
 
 
+def random_start(seed: int, stream: int, *, steps: int, num_actions: int) -> list[int]:
+  """Returns the random first actions of a stream, which depend on nothing but its identity."""
+  rng = np.random.default_rng(np.random.SeedSequence((seed, stream), spawn_key=(1,)))
+  return rng.integers(num_actions, size=steps).tolist()
+
+
 def episode_seed(seed: int, stream: int, episode: int) -> int:
   """Returns the seed of an episode, which depends on nothing but its identity."""
   return int(np.random.SeedSequence((seed, stream, episode)).generate_state(1)[0])
@@ -53,6 +59,8 @@ class Split:
     num_policies: int,
     seed: int,
     reward_scale: float,
+    random_starts: Sequence[Sequence[int]] = (),
+    partial: bool = False,
   ) -> None:
     part = topology.streams_of(worker, index)
     self._worker, self._generation, self._index = worker, generation, index
@@ -61,6 +69,8 @@ class Split:
     self._requests, self._trajectories = requests, trajectories
     self._on_episode = on_episode
     self._seed, self._reward_scale = seed, reward_scale
+    # Actions of each environment before its first row; they are neither trained on nor counted.
+    self._random_starts = random_starts or [()] * len(envs)
     self._streams = np.arange(part.start, part.stop)
     self._policies = policies_of_streams(self._streams, num_policies)
     self._obs = {
@@ -69,14 +79,18 @@ class Split:
     n = len(envs)
     self._rows = self._streams * topology.rows_per_stream
     self._slots = np.zeros(n, np.int64)
-    self._rewards = np.zeros(n, np.float32)
-    self._terminated = np.zeros(n, bool)
     self._returns = np.zeros(n)
     self._tics = np.zeros(n, np.int64)
+    self._begun_at_random = np.zeros(n, bool)  # Its return is not one of the policy's.
     # Observations that open a row which is not free yet: stream of the split -> (obs, first).
     self._held: dict[int, tuple[dict[str, np.ndarray], bool]] = {}
+    # Whether streams go on while others of the split wait for a row. It keeps a synchronous batch
+    # from waiting for itself; otherwise waiting for all keeps the inference batches large.
+    self._partial = partial
+    self._active = np.arange(n)  # Streams of the present request.
     self._tick = 0
     self._unanswered = 0
+    self._asked = False
 
   @property
   def waits_for_actions(self) -> bool:
@@ -86,22 +100,37 @@ class Split:
   def waits_for_rows(self) -> bool:
     return bool(self._held)
 
+  @property
+  def can_request(self) -> bool:
+    """Whether nothing is asked and enough streams have a row to ask for."""
+    return not self._asked and (
+      not self._held or self._partial and len(self._held) < len(self._envs)
+    )
+
+  @property
+  def can_step(self) -> bool:
+    """Whether every action that was asked for has arrived."""
+    return self._asked and not self._unanswered
+
   def start(self) -> None:
     """Recovers the rows an older generation left, resets every environment and asks to act."""
     self._table['generation'][:] = self._generation
     self._table['waiting'][:] = NOT_WAITING
     for i in range(len(self._envs)):
       self._requeue(i)
-      self._open_row(i, self._reset(i), first=True)
+      self._open_row(i, self._decorrelate(i, self._reset(i)), first=True)
 
   def request(self) -> None:
-    """Asks the inference server for the actions of all streams of the split."""
+    """Asks the inference server for the actions of the streams that have a row."""
     self._tick += 1
+    self._asked = True
+    self._active = np.array([i for i in range(len(self._envs)) if i not in self._held])
     self._table['row'][:] = self._rows
     self._table['slot'][:] = self._slots
-    self._table['waiting'][:] = self._policies
-    self._unanswered = len(self._envs)
-    for policy in np.unique(self._policies):
+    self._table['waiting'][:] = NOT_WAITING
+    self._table['waiting'][self._active] = self._policies[self._active]
+    self._unanswered = len(self._active)
+    for policy in np.unique(self._policies[self._active]):
       self._put(
         self._requests, self._worker, self._generation, self._index, int(policy), self._tick
       )
@@ -120,30 +149,29 @@ class Split:
     return not self._held
 
   def step(self) -> None:
-    """Steps every environment with the actions that arrived."""
-    table, slab = self._table, self._slab
+    """Steps the environments whose actions arrived."""
+    table, slab, active = self._table, self._slab, self._active
+    self._asked = False
     self._check_replies()
-    rows, slots = self._rows.copy(), self._slots.copy()
-    slab['actions'][rows, slots] = table['reply_action']
-    slab['behaviour_log_prob'][rows, slots] = table['reply_log_prob']
-    slab['behaviour_value'][rows, slots] = table['reply_value']
-    slab['version'][rows, slots] = table['reply_version']
+    rows, slots, actions = self._rows[active], self._slots[active], table['reply_action'][active]
+    slab['actions'][rows, slots] = actions
+    slab['behaviour_log_prob'][rows, slots] = table['reply_log_prob'][active]
+    slab['behaviour_value'][rows, slots] = table['reply_value'][active]
+    slab['version'][rows, slots] = table['reply_version'][active]
     slab['played'][rows, slots] = True
-    table['core'][:] = table['reply_core']
-    table['step'] += 1
+    table['core'][active] = table['reply_core'][active]
+    table['step'][active] += 1
     # The outcome of a slot must be in its row before `_advance` may queue that row.
     results = [
-      env.step(action)
-      for env, action in zip(self._envs, table['reply_action'].tolist(), strict=True)
+      self._envs[i].step(action)
+      for i, action in zip(active.tolist(), actions.tolist(), strict=True)
     ]
-    for i, (_, reward, terminated, _, info) in enumerate(results):
-      self._rewards[i] = reward
-      self._terminated[i] = terminated
-      self._tics[i] += info['tics']
-    self._returns += self._rewards
-    slab['rewards'][rows, slots] = self._rewards * self._reward_scale
-    slab['terminated'][rows, slots] = self._terminated
-    for i, (obs, _, terminated, truncated, _) in enumerate(results):
+    rewards = np.array([result[1] for result in results], np.float32)
+    self._returns[active] += rewards
+    self._tics[active] += [result[4]['tics'] for result in results]
+    slab['rewards'][rows, slots] = rewards * self._reward_scale
+    slab['terminated'][rows, slots] = [result[2] for result in results]
+    for i, (obs, _, terminated, truncated, _) in zip(active.tolist(), results, strict=True):
       if terminated or truncated:
         self._end_episode(i, obs, terminated=terminated)
       else:
@@ -155,9 +183,10 @@ class Split:
       env.close()
 
   def _check_replies(self) -> None:
-    table = self._table
+    table, active = self._table, self._active
     foreign = (table['reply_generation'] != self._generation) | (table['reply_tick'] != self._tick)
-    if foreign.any():
+    foreign = active[foreign[active]]
+    if len(foreign):
       raise RuntimeError(
         f'worker {self._worker} split {self._index}: the mailboxes of streams '
         f'{self._streams[foreign].tolist()} do not answer tick {self._tick} of generation '
@@ -165,15 +194,16 @@ class Split:
       )
 
   def _end_episode(self, i: int, obs: np.ndarray, *, terminated: bool) -> None:
-    table = self._table
-    self._on_episode(
-      int(self._streams[i]),
-      int(self._policies[i]),
-      not terminated,
-      int(table['step'][i]),
-      int(self._tics[i]),
-      float(self._returns[i]),
-    )
+    if not self._begun_at_random[i]:
+      self._on_episode(
+        int(self._streams[i]),
+        int(self._policies[i]),
+        not terminated,
+        int(self._table['step'][i]),
+        int(self._tics[i]),
+        float(self._returns[i]),
+      )
+    self._begun_at_random[i] = False
     if terminated:
       self._advance(i, self._reset(i), first=True)
     elif self._advance(i, {'obs': obs}, first=False, final=True):
@@ -181,6 +211,13 @@ class Split:
     else:
       self._fill_unplayed(i)
       self._advance(i, self._reset(i), first=True)
+
+  def _decorrelate(self, i: int, obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for action in self._random_starts[i]:
+      step_obs, _, terminated, truncated, _ = self._envs[i].step(action)
+      obs = self._reset(i) if terminated or truncated else {'obs': step_obs}
+      self._begun_at_random[i] = not (terminated or truncated)
+    return obs
 
   def _reset(self, i: int) -> dict[str, np.ndarray]:
     table = self._table

@@ -25,7 +25,7 @@ class Worker:
     """Resets all environments and sends the first requests."""
     for split in self._splits:
       split.start()
-      if not split.waits_for_rows:
+      if split.can_request:
         split.request()
 
   def turn(self) -> bool:
@@ -35,15 +35,14 @@ class Worker:
         self._splits[record['split']].receive(int(record['tick']), int(record['served']))
     progressed = False
     for split in self._splits:
-      if split.waits_for_rows:
-        if split.open_held_rows():
-          split.request()
-          progressed = True
-      elif not split.waits_for_actions:
+      if split.can_step:
         self._timer.enter(Stage.STEP)
         split.step()
-        if not split.waits_for_rows:
-          split.request()
+        progressed = True
+      if split.waits_for_rows:
+        split.open_held_rows()
+      if split.can_request:
+        split.request()
         progressed = True
     return progressed
 

@@ -8,7 +8,7 @@ import os
 import select
 import weakref
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class ReadyBatch(NamedTuple):
 
   policy: int
   buffer: Buffer  # Fields [devices, T+1 or T, B / devices, ...], `core` [devices, B / devices, C].
+  rows: list[int]  # Of the slab, that are released only after the update.
 
 
 def batch_specs(slab: Arrays, *, num_devices: int, trajectories: int) -> dict[str, ArraySpec]:
@@ -67,6 +68,7 @@ class Batcher:
     num_devices: int,
     batch_trajectories: int,
     trains: bool = True,
+    synchronous: bool = False,
   ) -> None:
     if batch_trajectories % num_devices:
       raise ValueError(
@@ -77,11 +79,12 @@ class Batcher:
     self._trajectories, self._replies = trajectories, replies
     self._share = batch_trajectories // num_devices
     self._size = batch_trajectories
-    self._trains = trains
+    self._trains, self._synchronous = trains, synchronous
     specs = batch_specs(slab, num_devices=num_devices, trajectories=batch_trajectories)
     self.staging = [Staging(specs) for _ in range(num_policies)]
     self._filling: list[Buffer | None] = [None] * num_policies
     self._filled = [0] * num_policies
+    self._unreleased: list[list[int]] = [[] for _ in range(num_policies)]
     self._pending: list[deque[int]] = [deque() for _ in range(num_policies)]
     self._accepted = slab['released'].copy()
     self.ready: deque[ReadyBatch] = deque()
@@ -121,6 +124,18 @@ class Batcher:
     except BlockingIOError:
       return  # Full of wake-ups that were not read yet.
 
+  def give_back(self, batch: ReadyBatch, outputs: Any) -> None:
+    """Takes a batch back whose last update, and the publication after it, have been made.
+
+    Args:
+      batch: as it came from `ready`.
+      outputs: of the program that read it.
+    """
+    self.staging[batch.policy].lend(batch.buffer, outputs)
+    for row in batch.rows:
+      self._release(row)
+    self.wake()
+
   def _accept(self, row: int, serial: int) -> None:
     if serial <= self._accepted[row]:
       return  # Repeated by a restarted worker.
@@ -148,11 +163,14 @@ class Batcher:
         array[device, place] = self._slab[name][row]
       else:
         array[device, :, place] = self._slab[name][row]
-    self._release(row)
+    if self._synchronous:
+      self._unreleased[policy].append(row)
+    else:
+      self._release(row)
     self._filled[policy] += 1
     if self._filled[policy] == self._size:
-      self.ready.append(ReadyBatch(policy, buffer))
-      self._filling[policy], self._filled[policy] = None, 0
+      self.ready.append(ReadyBatch(policy, buffer, self._unreleased[policy]))
+      self._filling[policy], self._filled[policy], self._unreleased[policy] = None, 0, []
 
   def _release(self, row: int) -> None:
     self._slab['released'][row] = self._slab['queued'][row]

@@ -50,7 +50,7 @@ class Learner:
   ) -> None:
     self._update, self.states, self._hyperparams = update, states, hyperparams
     self._epochs, self._frameskip, self._max_frames = epochs, frameskip, max_frames
-    self._batcher, self._params, self._requests = batcher, params, requests
+    self.batcher, self._params, self._requests = batcher, params, requests
     self._updates, self._status, self._timer = updates, status, timer
     self._workdir = workdir
     self._non_finite = [0] * len(states)
@@ -58,14 +58,14 @@ class Learner:
 
   def turn(self) -> bool:
     """Trains on one batch if one is ready; returns whether it did."""
-    if not self._batcher.ready:
+    if not self.batcher.ready:
       return False
-    batch = self._batcher.ready.popleft()
+    batch = self.batcher.ready.popleft()
     if self._status['frames'][batch.policy] < self._max_frames:
       self._train(batch)
     else:
-      self._batcher.staging[batch.policy].lend(batch.buffer, ())
-    self._batcher.wake()
+      self._status['samples_dropped'][batch.policy] += int(batch.buffer['played'].sum())
+      self.batcher.give_back(batch, ())
     return True
 
   def run(
@@ -73,27 +73,32 @@ class Learner:
   ) -> None:
     """Takes turns, with the batcher in a thread of its own, until told to stop."""
     failure: list[BaseException] = []
+    ended = threading.Event()
 
     def feed() -> None:
       try:
-        while not should_stop():
-          self._batcher.turn()
-          if self._batcher.ready:
+        while not (should_stop() or ended.is_set()):
+          self.batcher.turn()
+          if self.batcher.ready:
             self._ready.set()
-          self._batcher.wait(timeout_s)
+          self.batcher.wait(timeout_s)
       except BaseException as error:  # Raised again in the main thread.
         failure.append(error)
         self._ready.set()
 
     thread = threading.Thread(target=feed, name='batcher')
     thread.start()
-    while not should_stop() and not failure:
-      self._ready.clear()
-      if not self.turn():
-        self._timer.enter(Stage.WAIT_BATCH)
-        self._ready.wait(timeout_s)
-      save_if_asked()
-    thread.join()
+    try:
+      while not should_stop() and not failure:
+        self._ready.clear()
+        if not self.turn():
+          self._timer.enter(Stage.WAIT_BATCH)
+          self._ready.wait(timeout_s)
+        save_if_asked()
+    finally:  # A thread that goes on would keep the process of a failed learner alive.
+      ended.set()
+      self.batcher.wake()
+      thread.join()
     if failure:
       raise failure[0]
 
@@ -115,6 +120,7 @@ class Learner:
     policy = batch.policy
     arrays: Any = batch.buffer
     metrics: dict[str, jax.Array] = {}
+    lag: dict[str, float] = {}
     for epoch in range(self._epochs):
       self._timer.enter(Stage.UPDATE)
       state, metrics = self._update(self.states[policy], arrays, self._hyperparams[policy])
@@ -122,13 +128,16 @@ class Learner:
       values = {name: float(value) for name, value in first_replica(metrics).items()}
       if epoch == 0:
         self._count(policy, values)
+        lag = {name: values[name] for name in ('lag_updates_mean', 'lag_updates_max')}
+      values |= lag  # Of the samples when the batch came, not of our own epochs.
       self._check_finite(batch, values)
-      if values['applied']:
-        self._timer.enter(Stage.PUBLISH)
-        self.publish(policy)
-        version = int(self._status['version'][policy])
-        self._updates.put(policy, version, *(values[name] for name in UPDATE_METRICS))
-    self._batcher.staging[policy].lend(batch.buffer, metrics)
+      if not values['applied']:
+        break  # The next epoch would do the same.
+      self._timer.enter(Stage.PUBLISH)
+      self.publish(policy)
+      version = int(self._status['version'][policy])
+      self._updates.put(policy, version, *(values[name] for name in UPDATE_METRICS))
+    self.batcher.give_back(batch, metrics)
 
   def _count(self, policy: int, values: dict[str, float]) -> None:
     status, valid = self._status, int(values['valid_count'])
@@ -138,8 +147,8 @@ class Learner:
       status['samples_dropped'][policy] += int(values['played_count']) - valid
     else:
       status['samples_dropped'][policy] += int(values['played_count'])
-    status['samples_dropped'][policy] += self._batcher.samples_discarded[policy]
-    self._batcher.samples_discarded[policy] = 0
+    status['samples_dropped'][policy] += self.batcher.samples_discarded[policy]
+    self.batcher.samples_discarded[policy] = 0
 
   def _check_finite(self, batch: ReadyBatch, values: dict[str, float]) -> None:
     policy = batch.policy
@@ -147,14 +156,17 @@ class Learner:
       self._non_finite[policy] = 0
       return
     self._non_finite[policy] += 1
-    path = self._workdir / f'non_finite_batch_{self._non_finite[policy]}.npz'
-    arrays: Any = {name.replace('/', '.'): array for name, array in batch.buffer.items()}
-    np.savez(path, **arrays)
+    path = self._workdir / f'non_finite_batch_{policy}_{self._non_finite[policy]}.npz'
     print(
       f'learner: the update of policy {policy} at version {self._status["version"][policy]} is '
       f'not finite; parameters kept, batch written to {path}',
       flush=True,
     )
+    arrays: Any = {name.replace('/', '.'): array for name, array in batch.buffer.items()}
+    try:
+      np.savez(path, **arrays)
+    except OSError as error:
+      print(f'learner: {path} not written, training goes on: {error}', flush=True)
     if self._non_finite[policy] >= MAX_NON_FINITE:
       raise NonFiniteError(
         f'policy {policy}: {MAX_NON_FINITE} updates in a row were not finite. The batches are in '

@@ -10,6 +10,11 @@ def make_optimizer(adam_eps: float) -> optax.GradientTransformation:
   return optax.scale_by_adam(eps=adam_eps)
 
 
+def global_norm(tree: optax.Updates) -> jax.Array:
+  """The Euclidean norm of all numbers of a tree."""
+  return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
 def clip_by_global_norm(
   grads: optax.Updates, max_norm: jax.Array | float
 ) -> tuple[optax.Updates, jax.Array]:
@@ -18,7 +23,7 @@ def clip_by_global_norm(
   Returns:
     The gradients and their norm before scaling.
   """
-  norm = optax.global_norm(grads)
+  norm = global_norm(grads)
   limit = jnp.where(max_norm > 0, max_norm, jnp.inf)
   scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-12))
   return jax.tree.map(lambda g: g * scale, grads), norm

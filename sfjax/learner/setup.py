@@ -65,7 +65,16 @@ def run_learner(
   *,
   trains: bool,
 ) -> None:
-  """Restores or initialises, publishes, compiles, trains until told to stop, and saves."""
+  """Builds the learner, trains until told to stop, and saves."""
+  learner, saver = build_learner(shared, status, timer, trains=trains)
+  learner.run(should_stop, saver.save_if_asked)
+  saver.save()
+
+
+def build_learner(
+  shared: Shared, status: dict[str, np.ndarray], timer: StageTimer, *, trains: bool
+) -> tuple[Learner, 'Saver']:
+  """Restores or initialises, publishes and compiles."""
   _name_platform()
   status['platform_named'][0] = 1
   config = shared.config
@@ -85,9 +94,7 @@ def run_learner(
     timer.enter(Stage.COMPILE)
     warm_up(learner, shared)
   status['learner_ready'][0] = 1
-  saver = Saver(checkpoints, learner, status, timer)
-  learner.run(should_stop, saver.save_if_asked)
-  saver.save()
+  return learner, Saver(checkpoints, learner, status, timer)
 
 
 def values_text(status: dict[str, np.ndarray]) -> str:
@@ -160,6 +167,7 @@ def _make_learner(
     num_devices=jax.local_device_count(),
     batch_trajectories=trajectories_per_batch(config),
     trains=trains,
+    synchronous=config.train.synchronous,
   )
   replicated: list[Any] = [replicate(state) for state in states]
   return Learner(

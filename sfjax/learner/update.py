@@ -204,7 +204,7 @@ def make_update(
     metrics |= lag_metrics(lag, batch['played'], axis_name)
     metrics |= {
       'grad_norm': grad_norm,
-      'param_norm': optax.global_norm(state.params),
+      'param_norm': optimizer_lib.global_norm(state.params),
       'finite': finite,
       'applied': applied,
     }

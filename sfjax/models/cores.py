@@ -41,7 +41,7 @@ class GRU(nn.Module):
       x_r, x_z, x_n = jnp.split(x, 3, axis=-1)
       h_r, h_z, h_n = jnp.split(core @ kernel, 3, axis=-1)
       update = nn.sigmoid(x_z + h_z)
-      candidate = jnp.tanh(x_n + nn.sigmoid(x_r + h_r) * (h_n + bias))
+      candidate = jnp.tanh(x_n + nn.sigmoid(x_r + h_r) * (h_n + bias[None]))
       core = (1.0 - update) * candidate + update * core
       return core, core
 

@@ -111,7 +111,7 @@ class ConvEncoder(nn.Module):
       kernel = self.param(f'conv_{i}', _orthogonal(1.0), shape)
       bias = self.param(f'conv_{i}_bias', nn.initializers.zeros, (features,))
       # Scaling the weights instead of the pixels keeps the patches in bytes.
-      x = nn.elu(convolution(x, kernel * scale, stride) + bias)
+      x = nn.elu(convolution(x, kernel * scale, stride) + bias[None, None, None])
       scale = 1.0
     x = x.reshape(x.shape[0], -1)
     return nn.elu(nn.Dense(self.size, kernel_init=_orthogonal(1.0))(x))
