@@ -31,6 +31,7 @@ WINDOWS = 3
 WINDOW_S = 10.0
 WARM_UP_S = 5.0
 START_TIMEOUT_S = 180.0
+SLEEP_S = 0.002
 
 
 class Row(NamedTuple):
@@ -78,13 +79,28 @@ class CheckingPolicies:
     return Answer(zeros.astype(np.int32), zeros, zeros, buffer['core'][:n], 0)
 
 
+class SleepingPolicies(CheckingPolicies):
+  """Takes the time of 0.4 · K environment steps for a batch."""
+
+  def __init__(self, buffer: Arrays, sleep_s: float) -> None:
+    super().__init__(buffer)
+    self._sleep_s = sleep_s
+
+  def act(self, policy: int, buffer: Arrays, n: int, bucket: int) -> Answer:
+    """Sleeps, then acts."""
+    time.sleep(self._sleep_s)
+    return super().act(policy, buffer, n, bucket)
+
+
 def checking_server_main(shared: entries.Shared) -> None:
   """Runs an inference server without a network; the target of a spawned process."""
   entries.enter_child(shared.runtime_pid)
   status = shared.map_status()
   timer = StageTimer(status, server_index(shared.topology))
   specs = batch_specs(shared.topology, shared.env.obs, core_size(shared.config))
-  policies = CheckingPolicies({name: np.zeros(s.shape, s.dtype) for name, s in specs.items()})
+  buffer = {name: np.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
+  sleep_s = shared.config.env.kwargs.get('sleep_s', 0.0) * 0.4 * shared.topology.envs_per_worker
+  policies = SleepingPolicies(buffer, sleep_s) if sleep_s else CheckingPolicies(buffer)
   entries.make_server(shared, status, policies, timer).run(entries.stop_test(shared, status))
   timer.enter(Stage.DONE)
 
@@ -210,6 +226,16 @@ def transport_config(config: Config) -> Config:
   config.env.name, config.env.kwargs = 'null:pixels', {}
   config.model.core = Core.NONE
   config.sampler.envs_per_worker = max(config.sampler.envs_per_worker, 32)
+  config.sampler.decorrelation_steps = 0  # The check counts from the first observation.
+  return config
+
+
+def sleeping_config(config: Config, *, splits: int) -> Config:
+  """Environments and a policy that sleep, in one worker of one or two splits."""
+  config = transport_config(config)
+  config.env.kwargs = {'sleep_s': SLEEP_S}
+  config.sampler.num_workers, config.sampler.envs_per_worker = 1, 16
+  config.sampler.num_splits = splits
   return config
 
 
@@ -221,7 +247,7 @@ def bench(config: Config) -> int:
     print(f'The configuration does not work:\n{error}', file=sys.stderr, flush=True)
     return EXIT_BAD_INPUT
   cpus = tuple(sorted(os.sched_getaffinity(0)))
-  rows = []
+  rows, split_rates = [], []
   parts: list[tuple[str, Callable[[], list[float]]]] = [
     ('pure simulation', lambda: measure_simulation(config, cpus)),
     (
@@ -237,10 +263,21 @@ def bench(config: Config) -> int:
     for name, run in parts:
       windows = run()
       rows.append(Row(name, statistics.median(windows), windows))
+    for splits in (1, 2):
+      sleeping = sleeping_config(config, splits=splits)
+      windows = measure_run(
+        sleeping, counter='acted', trains=False, server_main=checking_server_main
+      )
+      split_rates.append(statistics.median(windows))
   except (ChildDiedError, ValueError, ImportError) as error:
     print(f'The benchmark failed: {error}', file=sys.stderr, flush=True)
     return EXIT_FAILED
   print(table(rows, config))
+  one, two = split_rates
+  print(
+    f'double buffering: {two / one:.2f} times the rate of one split ({two:,.0f} against {one:,.0f} '
+    f'samples/s) where a batch of actions takes as long as 0.4 of a step of all environments'
+  )
   return 0
 
 

@@ -1,5 +1,6 @@
 """An environment that costs next to nothing, to measure the transport of pixels alone."""
 
+import time
 from typing import Any
 
 import gymnasium
@@ -28,6 +29,7 @@ class NullEnv(gymnasium.Env[np.ndarray, Any]):
     self._words = self._obs.reshape(-1).view(np.uint64)
     self._next_word = context.env_id << COUNTER_BITS
     self._tics = context.frameskip
+    self._sleep_s = float(context.options.get('sleep_s', 0.0))  # Stands for the time of a step.
 
   def reset(
     self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -38,6 +40,8 @@ class NullEnv(gymnasium.Env[np.ndarray, Any]):
 
   def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
     """Produces the next observation, whatever the action."""
+    if self._sleep_s:
+      time.sleep(self._sleep_s)
     return self._observe(), 0.0, False, False, {'tics': self._tics}
 
   def _observe(self) -> np.ndarray:
