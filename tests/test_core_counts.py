@@ -37,8 +37,13 @@ class CountingCore(nn.Module):
     return outputs, core
 
 
+@jax.jit
+def unroll(core, first):
+  return CountingCore().apply({}, None, core, first)
+
+
 def count(core, first):
-  outputs, core = CountingCore().apply({}, None, core, first)  # pyright: ignore
+  outputs, core = unroll(core, first)  # pyright: ignore[reportGeneralTypeIssues]
   return np.asarray(outputs), np.asarray(core)
 
 
