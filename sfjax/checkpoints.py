@@ -49,6 +49,7 @@ class Checkpoints:
       enable_async_checkpointing=False,
       read_only=keep is None,
     )
+    self._writes = keep is not None
     self._manager = ocp.CheckpointManager((workdir / FOLDER).resolve(), options=options)
 
   def steps(self) -> list[int]:
@@ -56,24 +57,31 @@ class Checkpoints:
     return sorted(self._manager.all_steps())
 
   def save(self, states: Sequence[LearnerState], progress: Progress) -> int:
-    """Saves host copies of the states and returns the step; saving a step twice does nothing."""
+    """Saves host copies of the states and returns the step; saving a step twice does nothing.
+
+    Raises:
+      OSError, ValueError: it could not be saved.
+    """
     host = [jax.tree.map(np.asarray, state) for state in states]
     step = int(sum(state.version for state in host))
     if step not in self._manager.all_steps():
-      self._manager.save(
+      saved = self._manager.save(
         step,
         args=ocp.args.Composite(
           states=ocp.args.StandardSave(host),  # pyright: ignore[reportCallIssue]
           progress=ocp.args.JsonSave(progress._asdict()),  # pyright: ignore[reportCallIssue]
         ),
       )
+      if not saved:
+        raise ValueError(f'step {step} is below the newest of {self.steps()}, which are kept')
     return step
 
   def restore(self, template: Sequence[LearnerState], step: int | None = None) -> Restored:
-    """Restores a step, the newest one by default, into the structure of `template`.
+    """Restores a step, the newest readable one by default, into the structure of `template`.
 
     Raises:
-      FileNotFoundError: there is no such step.
+      FileNotFoundError: there is no such step, or none is whole.
+      ValueError: it is of another network.
     """
     steps = self.steps()
     if not steps or (step is not None and step not in steps):
@@ -81,7 +89,36 @@ class Checkpoints:
         f'no checkpoint {"" if step is None else step} in {self._manager.directory}; '
         f'there are {steps or "none"}'
       )
-    step = steps[-1] if step is None else step
+    candidates = steps[::-1] if step is None else [step]
+    for i, candidate in enumerate(candidates):
+      try:
+        restored = self._read(candidate, template)
+      except (KeyError, OSError, ValueError) as error:  # As in a run folder copied in part.
+        print(f'checkpoint {candidate} cannot be read: {error!r}', flush=True)
+        continue
+      self._check_shapes(restored, template)
+      self._set_aside(candidates[:i])
+      return restored
+    raise FileNotFoundError(f'no checkpoint of {candidates} in {self._manager.directory} is whole')
+
+  def _check_shapes(self, restored: Restored, template: Sequence[LearnerState]) -> None:
+    for old, new in zip(jax.tree.leaves(restored.states), jax.tree.leaves(template), strict=True):
+      if old.shape != new.shape:
+        raise ValueError(
+          f'checkpoint {restored.step} in {self._manager.directory} is of another network: it has '
+          f'an array of shape {old.shape} where the configuration has {new.shape}'
+        )
+
+  def _set_aside(self, damaged: list[int]) -> None:
+    if not self._writes:
+      return
+    # The manager saves no step that is not above all there are.
+    for step in damaged:
+      folder = Path(self._manager.directory) / str(step)
+      folder.rename(folder.with_name(f'damaged-{step}'))
+    self._manager.reload()
+
+  def _read(self, step: int, template: Sequence[LearnerState]) -> Restored:
     shapes = [jax.tree.map(_as_numpy, state) for state in template]
     restored = self._manager.restore(
       step,

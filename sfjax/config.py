@@ -6,10 +6,13 @@ that is None takes an automatic value, which `resolve` fills in and explains.
 
 import dataclasses
 import enum
+import math
 import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any
+
+MIN_PIXELS = 36  # Height and width of the smallest image that the three convolutions can take.
 
 
 class Encoder(enum.Enum):
@@ -179,6 +182,26 @@ def validate(config: Config) -> None:
     raise ValueError('\n'.join(f'  {problem}' for problem in problems))
 
 
+def check_encoder(config: Config, obs_shape: tuple[int, ...]) -> None:
+  """Checks that the encoder fits observations of this shape.
+
+  Raises:
+    ValueError: it does not; with the fix.
+  """
+  encoder = config.model.encoder
+  fitting = Encoder.CONV if len(obs_shape) == 3 else Encoder.MLP
+  if encoder is not fitting:
+    raise ValueError(
+      f'  model.encoder is {encoder.value} and {config.env.name} has observations of shape '
+      f'{obs_shape}; use {fitting.value}'
+    )
+  if fitting is Encoder.CONV and min(obs_shape[:2]) < MIN_PIXELS:
+    raise ValueError(
+      f'  {config.env.name} has images of {obs_shape[0]} × {obs_shape[1]} pixels; the convolutions '
+      f'of model.encoder conv need {MIN_PIXELS} × {MIN_PIXELS}'
+    )
+
+
 _POSITIVE = (
   'env.frameskip sampler.num_workers sampler.envs_per_worker sampler.num_splits '
   'sampler.rows_per_stream model.encoder_size model.core_size learner.rollout '
@@ -222,6 +245,14 @@ def _out_of_range(config: Config) -> list[str]:
       value = get_field(config, path)
       if value is not None and not holds(value):
         problems.append(f'{path} is {value}; it must be {limit}')
+  without_limit = set(field_paths()) - {*_POSITIVE, *_NOT_NEGATIVE, *_FRACTIONS}
+  for path in sorted(without_limit):
+    value = get_field(config, path)
+    if isinstance(value, float) and math.isnan(value):
+      problems.append(f'{path} is {value}; it must be a number')
+  layers = config.model.mlp_layers
+  if any(size <= 0 for size in layers):
+    problems.append(f'model.mlp_layers is {layers}; every size must be above 0')
   return problems
 
 

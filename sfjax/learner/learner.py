@@ -64,8 +64,7 @@ class Learner:
     if self._status['frames'][batch.policy] < self._max_frames:
       self._train(batch)
     else:
-      self._status['samples_dropped'][batch.policy] += int(batch.buffer['played'].sum())
-      self.batcher.give_back(batch, ())
+      self.batcher.give_back(batch, ())  # In flight when the budget was spent: not counted.
     return True
 
   def run(
@@ -159,7 +158,7 @@ class Learner:
     path = self._workdir / f'non_finite_batch_{policy}_{self._non_finite[policy]}.npz'
     print(
       f'learner: the update of policy {policy} at version {self._status["version"][policy]} is '
-      f'not finite; parameters kept, batch written to {path}',
+      f'not finite; parameters kept, batch in {path}',
       flush=True,
     )
     arrays: Any = {name.replace('/', '.'): array for name, array in batch.buffer.items()}

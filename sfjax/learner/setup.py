@@ -43,11 +43,20 @@ def initial_states(config: Config, env: EnvSpec) -> list[LearnerState]:
 
 
 def compiled_update(config: Config, env: EnvSpec) -> Update:
-  """Returns the pmapped update of a configuration."""
+  """Returns the pmapped update of a configuration.
+
+  Raises:
+    ValueError: the micro-batches do not fit the devices.
+  """
   trajectories = trajectories_per_batch(config) // jax.local_device_count()
   observations = (config.learner.rollout + 1) * trajectories
   platform = jax.default_backend()
   microbatch = config.learner.microbatch or default_microbatch(observations, platform)
+  if observations % microbatch:
+    raise ValueError(
+      f'learner.microbatch {microbatch} does not divide the {observations} observations that each '
+      f'of {jax.local_device_count()} devices has of a batch'
+    )
   update = make_update(
     make_model(config, env),
     make_optimizer(config.learner.adam_eps),

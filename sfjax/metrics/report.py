@@ -72,10 +72,11 @@ class Report:
     self._last_spent = status['spent_ns'].copy()
 
   def begin(self) -> None:
-    """Marks the start of training; frames of earlier starts are behind it."""
+    """Marks the start of training; frames of earlier starts and compiling are behind it."""
     self._first_frames = self._status['frames'].copy()
     self._last_frames = self._first_frames.copy()
     self._last_time = time.monotonic()
+    self._last_spent = self._status['spent_ns'].copy()
 
   def add_episodes(self, records: np.ndarray) -> None:
     """Takes `EPISODE` records."""

@@ -59,7 +59,12 @@ class ActorCritic(nn.Module):
 
 
 def make_model(config: config_lib.Config, env: EnvSpec) -> ActorCritic:
-  """Builds the network a configuration describes."""
+  """Builds the network a configuration describes.
+
+  Raises:
+    ValueError: it does not fit the environment.
+  """
+  config_lib.check_encoder(config, env.obs['obs'].shape)
   model = config.model
   if model.encoder is config_lib.Encoder.CONV:
     encoder = ConvEncoder(size=model.encoder_size)

@@ -1,0 +1,255 @@
+"""The configuration: every field is a flag, comes back from a file, and is checked with a fix."""
+
+import enum
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+from sfjax import config as config_lib
+from sfjax.config import (
+  Config,
+  Core,
+  Encoder,
+  check_encoder,
+  field_paths,
+  from_dict,
+  get_field,
+  resolve,
+  to_dict,
+  validate,
+)
+
+ROOT = Path(__file__).parent.parent
+FILES = ('configs/doom.py', 'configs/doom.py:deadly_corridor', 'configs/cartpole.py')
+
+
+def parse(file: str, *overrides: str) -> Config:
+  """Reads a configuration file as `launch.py` does, with flags of its own."""
+  values = flags.FlagValues()
+  argv = ['launch.py', f'--config={ROOT}/{file}', *(f'--config.{text}' for text in overrides)]
+  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+  assert values(argv) == ['launch.py']
+  return values.config
+
+
+def field_types(cls: type = Config, prefix: str = '') -> dict[str, Any]:
+  """The type of every field, of an optional one without None."""
+  found = {}
+  for name, hint in typing.get_type_hints(cls).items():
+    if isinstance(hint, types.UnionType):
+      (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
+    if hasattr(hint, '__dataclass_fields__'):
+      found |= field_types(hint, f'{prefix}{name}.')
+    else:
+      found[prefix + name] = hint
+  return found
+
+
+def other_value(hint: Any, value: Any) -> tuple[str, Any]:
+  """A value that a field does not have, as text and as it should arrive."""
+  if isinstance(hint, type) and issubclass(hint, enum.Enum):
+    other = next(member for member in hint if member is not value)
+    return other.value, other
+  if typing.get_origin(hint) is tuple:
+    return '7,8,9', (7, 8, 9)
+  return {
+    bool: (str(not value), not value),
+    int: ('37', 37),
+    float: ('3', 3.0),
+    str: ('CartPole-v1', 'CartPole-v1'),
+  }[hint]
+
+
+# Options of an environment are a dictionary of the configuration file.
+PATHS = [path for path in field_paths() if path != 'env.kwargs']
+
+
+def test_every_field_is_a_flag_of_its_type():
+  """Catches a field that ml_collections cannot override or leaves as text, as dictionaries are."""
+  hints, default = field_types(), parse('configs/doom.py')
+  assert sorted(hints) == sorted(field_paths())
+  assert len(PATHS) > 40
+  overrides, expected = [], {}
+  for path in PATHS:
+    text, expected[path] = other_value(hints[path], get_field(default, path))
+    overrides.append(f'{path}={text}')
+  config = parse('configs/doom.py', *overrides)
+  for path, value in expected.items():
+    assert get_field(config, path) == value != get_field(default, path), path
+    assert type(get_field(config, path)) is type(value), path
+
+
+@pytest.mark.parametrize(
+  'override',
+  ('train.seed=1.5', 'learner.microbatch=many', 'model.core=lstm', 'loss.use_clip=perhaps'),
+)
+def test_a_value_of_another_type_is_refused_with_its_flag(override):
+  """Catches a value that is cut to fit."""
+  with pytest.raises(flags.IllegalFlagValueError, match=f'flag --config.{override}: '):
+    parse('configs/doom.py', override)
+
+
+def test_a_misspelt_field_in_a_file_is_an_error():
+  """Catches sections without slots, which take any name."""
+  for path in (
+    '',
+    'env',
+    'sampler',
+    'model',
+    'loss',
+    'learner',
+    'inference',
+    'train',
+    'checkpoint',
+  ):
+    section = get_field(Config(), path) if path else Config()
+    with pytest.raises(AttributeError):
+      setattr(section, 'no_such_field', 1)  # noqa: B010
+
+
+@pytest.mark.parametrize('file', FILES)
+def test_a_configuration_comes_back_from_its_file(file):
+  """Catches enums, tuples or None that do not survive JSON."""
+  config = parse(file)
+  config.env.kwargs = {'width': 3, 'names': ['a', 'b']}
+  for resolved in (False, True):
+    if resolved:
+      resolve(config, cpus=3, cpus_reason='a test', accelerator=False)
+    back = from_dict(json.loads(json.dumps(to_dict(config))))
+    assert back == config
+    assert isinstance(back.model.mlp_layers, tuple)
+    assert isinstance(back.model.encoder, Encoder) and isinstance(back.model.core, Core)
+  validate(config)
+
+
+def test_a_field_of_another_version_is_named():
+  """Catches an old run folder that is read with a field left out."""
+  data = to_dict(Config())
+  data['train']['gone'] = 1
+  with pytest.raises(ValueError, match=r"TrainConfig has no fields \['gone'\]"):
+    from_dict(data)
+
+
+def valid_config() -> Config:
+  config = Config()
+  resolve(config, cpus=4, cpus_reason='a test', accelerator=False)
+  validate(config)
+  return config
+
+
+def problems(config: Config) -> list[str]:
+  with pytest.raises(ValueError) as caught:
+    validate(config)
+  return [line.strip() for line in str(caught.value).splitlines()]
+
+
+def test_all_problems_are_told_together_each_with_the_fix():
+  """Catches a check that stops at the first problem."""
+  config = valid_config()
+  config.learner.batch_size = 2000
+  config.sampler.envs_per_worker = 5
+  config.loss.gamma = 1.01
+  config.train.seed = -1
+  config.learner.learning_rate = float('nan')
+  config.env.reward_scale = float('nan')
+  config.model.mlp_layers = (64, 0)
+  assert sorted(problems(config)) == sorted([
+    'learner.batch_size 2000 is not a multiple of learner.rollout 32; use 1984 or 2016',
+    'sampler.envs_per_worker 5 is not a multiple of sampler.num_splits 2; use 4 or 6',
+    'loss.gamma is 1.01; it must be between 0 and 1',
+    'train.seed is -1; it must be 0 or more',
+    'learner.learning_rate is nan; it must be above 0',
+    'env.reward_scale is nan; it must be a number',
+    'model.mlp_layers is (64, 0); every size must be above 0',
+  ])  # fmt: skip
+
+
+@pytest.mark.parametrize('path', [*config_lib._POSITIVE, *config_lib._NOT_NEGATIVE])
+def test_every_limit_is_checked_and_says_the_number(path):
+  """Catches a limit that lets its own end through, or crashes where a number is 0."""
+  config = valid_config()
+  section, name = path.split('.')
+  value = 0 if path in config_lib._POSITIVE else -1
+  setattr(getattr(config, section), name, value)
+  limit = 'above 0' if value == 0 else '0 or more'
+  assert f'{path} is {value}; it must be {limit}' in problems(config)
+
+
+def test_every_number_has_a_limit_or_is_meant_to_have_none():
+  """Catches a new field that nobody checks."""
+  limits = {*config_lib._POSITIVE, *config_lib._NOT_NEGATIVE, *config_lib._FRACTIONS}
+  numbers = {path for path, hint in field_types().items() if hint in (int, float)}
+  assert numbers - limits == {'env.reward_scale', 'train.stop_at_return'}
+  assert limits <= numbers
+
+
+def test_fixes_are_themselves_valid():
+  """Catches a proposal that would be refused in its turn: for 20 < 32, that is 0."""
+  for batch in (20, 33, 2000):
+    config = valid_config()
+    config.learner.batch_size = batch
+    (problem,) = problems(config)
+    for proposal in problem.partition('; use ')[2].split(' or '):
+      config.learner.batch_size = int(proposal)
+      validate(config)
+  # 33 · 1024 / 32 = 1056 = 2⁵ · 3 · 11 observations: 48 and 66 are the divisors around 50.
+  config = valid_config()
+  config.learner.microbatch = 50
+  (problem,) = problems(config)
+  assert problem.startswith('learner.microbatch 50 does not divide the 1056 observations')
+  assert problem.endswith('use 48 or 66')
+  config.learner.microbatch = 2000
+  assert problems(config) == [
+    'learner.microbatch 2000 is more than the 1056 observations of a batch'
+  ]
+  for divisor in (1, 48, 66, 1056):
+    config.learner.microbatch = divisor
+    validate(config)
+
+
+def test_more_policies_than_environments_are_refused():
+  config = valid_config()
+  config.sampler.num_workers, config.sampler.envs_per_worker = 2, 2
+  config.train.num_policies = 4
+  validate(config)
+  config.train.num_policies = 5
+  assert problems(config) == [
+    'train.num_policies 5 is more than the 4 environments; every policy needs one'
+  ]
+
+
+@pytest.mark.parametrize('accelerator, cpus, count', ((True, 6, 6), (False, 6, 3), (False, 1, 1)))
+def test_automatic_sizes_are_explained(accelerator, cpus, count):
+  """Catches a size without its reason, and one of the user that is written over."""
+  config = Config()
+  config.learner.num_threads = 7
+  lines = resolve(config, cpus=cpus, cpus_reason='cgroup quota', accelerator=accelerator)
+  share = 'all' if accelerator else 'half'
+  reason = f'{share} of the {cpus} usable CPUs (cgroup quota)'
+  assert f'sampler.num_workers = {count}: {reason}' in lines
+  assert not any('num_threads' in line for line in lines)
+  assert (config.sampler.num_workers, config.learner.num_threads) == (count, 7)
+  assert resolve(config, cpus=99, cpus_reason='a test', accelerator=False) == []
+  assert config.sampler.num_workers == count
+  validate(config)
+
+
+def test_an_encoder_fits_the_observations_or_says_which_does():
+  """Catches an error from deep inside the network, or a network that sees nothing."""
+  config = Config()
+  config.env.name = 'Some-v0'
+  check_encoder(config, (36, 36, 3))
+  with pytest.raises(ValueError, match='35 × 100 pixels; .* need 36 × 36'):
+    check_encoder(config, (35, 100, 3))
+  with pytest.raises(ValueError, match=r'encoder is conv and Some-v0 .* \(4,\); use mlp'):
+    check_encoder(config, (4,))
+  config.model.encoder = Encoder.MLP
+  check_encoder(config, (4,))
+  with pytest.raises(ValueError, match=r'encoder is mlp .* \(72, 128, 3\); use conv'):
+    check_encoder(config, (72, 128, 3))
