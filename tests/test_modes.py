@@ -60,7 +60,9 @@ def test_a_serial_run_depends_on_its_seed_alone(tmp_path):
   assert hashes[0] == hashes[1] != hashes[2]
 
 
-@pytest.mark.parametrize('preset', PRESETS)
+@pytest.mark.parametrize(
+  'preset', [pytest.param(name, marks=[pytest.mark.learn] * (name != 'PPO')) for name in PRESETS]
+)
 def test_every_preset_solves_cartpole(tmp_path, preset):
   """Fails when clipping and V-trace do not switch independently, or a switch breaks learning."""
   result = launch(CONFIG, *SOLVE, *PRESETS[preset], '--workdir=run', cwd=tmp_path)
