@@ -28,7 +28,7 @@ from sfjax.allocation import (
   make_topology,
   probe_env,
 )
-from sfjax.config import Config, TrainConfig
+from sfjax.config import Config, TrainConfig, check_encoder
 from sfjax.metrics.report import Report
 from sfjax.metrics.stages import (
   DEFAULT_LIMIT_S,
@@ -115,6 +115,7 @@ class Runtime:
     self._quick_deaths: list[int] = []
     try:
       env = probe_env(config, self._scratch)
+      check_encoder(config, env.obs['obs'].shape)
       self.topology = make_topology(config)
       check_memory(config, self.topology, env)
       self.shared = make_shared(config, self.topology, env, workdir=workdir, scratch=self._scratch)

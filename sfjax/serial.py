@@ -14,7 +14,7 @@ from typing import Any
 from sfjax import entries
 from sfjax.allocation import check_memory, make_shared, make_topology, probe_env
 from sfjax.cleanup import remove_scratch
-from sfjax.config import Config
+from sfjax.config import Config, check_encoder
 from sfjax.metrics.report import Report
 from sfjax.metrics.stages import StageTimer, learner_index, server_index
 from sfjax.runtime import Outcome, decide_outcome
@@ -33,10 +33,15 @@ class SerialRun:
     self._signal: int | None = None
     self.config = config
     self._scratch = entries.make_scratch(uuid.uuid4().hex[:12])
-    env = probe_env(config, self._scratch)
-    self.topology = make_topology(config)
-    check_memory(config, self.topology, env)
-    self._shared = make_shared(config, self.topology, env, workdir=workdir, scratch=self._scratch)
+    try:
+      env = probe_env(config, self._scratch)
+      check_encoder(config, env.obs['obs'].shape)
+      self.topology = make_topology(config)
+      check_memory(config, self.topology, env)
+      self._shared = make_shared(config, self.topology, env, workdir=workdir, scratch=self._scratch)
+    except BaseException:
+      remove_scratch(self._scratch)
+      raise
     # The loops end by our turns alone; there is no parent whose death they must notice.
     self.status = self._shared.map_status()
     self.report = Report(

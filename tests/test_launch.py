@@ -17,6 +17,10 @@ DOOM, CARTPOLE = f'--config={ROOT}/configs/doom.py', f'--config={ROOT}/configs/c
 BAD_INPUT = {
   'no configuration': ((), ['--mode=train needs --config=configs/<file>.py']),
   'no file': (
+    ('--config=no/such.py',),
+    ['--config=no/such.py: the file cannot be read: No such file or directory'],
+  ),
+  'no file to override': (
     ('--config=no/such.py', '--config.train.seed=1'),
     ['--config=no/such.py: the file cannot be read: No such file or directory'],
   ),
@@ -24,7 +28,7 @@ BAD_INPUT = {
     (DOOM, '--config.train.sed=1', '--config.train.learning_rate=1', '--config.zzz=1'),
     [
       'no field train.sed; nearest: train.seed',
-      'no field train.learning_rate; nearest: learner.learning_rate',
+      'no field train.learning_rate; nearest: learner.learning_rate\n',
       'no field zzz',
     ],
   ),

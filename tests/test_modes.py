@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import launch, metrics
+from tests.launching import launch, metrics, scratch_folders
 
 ROOT = Path(__file__).parent.parent
 CONFIG = f'--config={ROOT}/configs/cartpole.py'
@@ -87,3 +87,15 @@ def test_a_batch_that_streams_cannot_share_equally_is_refused(tmp_path):
   assert result.returncode == 2
   assert 'use 960 or 1152' in result.stdout
   assert 'Traceback' not in result.stdout
+
+
+@pytest.mark.parametrize('mode', ['--config.train.serial', '--noconfig.train.serial'])
+def test_an_encoder_that_does_not_fit_is_refused_before_the_run_folder_is_bound(tmp_path, mode):
+  """Fails when a wrong encoder is found by the learner, after config.json has been written."""
+  before = scratch_folders()
+  result = launch(CONFIG, mode, '--config.model.encoder=conv', '--workdir=run', cwd=tmp_path)
+  assert result.returncode == 2, result.stdout
+  assert 'use mlp' in result.stdout
+  assert 'Traceback' not in result.stdout
+  assert not (tmp_path / 'run' / 'config.json').exists()
+  assert scratch_folders() == before

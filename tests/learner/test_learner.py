@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,7 @@ def test_every_update_is_published_once_under_the_next_version(update, tmp_path,
     records = world.updates.get_all()
     assert records[['policy', 'version']].tolist() == [(policy, v) for v in versions]
     assert all(np.isfinite(records[name]).all() for name in UPDATE_METRICS)
+    assert records['lag_updates_max'].tolist() == [0] * epochs  # Our own epochs do not count.
     published = world.params.read(policy)
     assert published.version == versions[-1] == world.status['version'][policy]
     assert published.data.tobytes() == world.params_bytes(policy)
@@ -287,6 +289,14 @@ def test_compiling_changes_nothing_and_leaves_nothing_to_compile(world, compilat
   assert len(compilations) == compiled
 
 
+def test_micro_batches_that_do_not_fit_a_device_are_refused():
+  """Catches one that fits the batch, as `validate` can tell, but not half of it."""
+  config = make_config()
+  config.learner.microbatch = 4  # Of (4 + 1) · 4 = 20 observations, 10 on each device.
+  with pytest.raises(ValueError, match='microbatch 4 does not divide the 10 .* of 2 devices'):
+    compiled_update(config, ENV)
+
+
 # The loop with the batcher's thread.
 
 
@@ -314,10 +324,16 @@ def test_the_loop_trains_on_what_arrives_and_ends_when_told(world):
 def test_an_error_in_either_thread_ends_both_at_once(update, tmp_path, monkeypatch):
   """Catches a thread that keeps the process of a failed learner alive, and a lost exception."""
   world = World(update, tmp_path)
+  start = time.monotonic()
+
+  def run(timeout_s: float) -> None:
+    too_late = start + 20
+    world.learner.run(lambda: time.monotonic() > too_late, lambda: None, timeout_s=timeout_s)
+
   for _ in range(MAX_NON_FINITE):
     world.queue_batch(reward=np.nan)
   with pytest.raises(NonFiniteError):
-    world.learner.run(lambda: False, lambda: None, timeout_s=0.05)
+    run(0.05)
   assert batcher_threads() == []
 
   def fail() -> bool:
@@ -325,8 +341,9 @@ def test_an_error_in_either_thread_ends_both_at_once(update, tmp_path, monkeypat
 
   monkeypatch.setattr(world.batcher, 'turn', fail)
   with pytest.raises(LookupError, match='of the batcher'):
-    world.learner.run(lambda: False, lambda: None, timeout_s=30.0)
+    run(30.0)
   assert batcher_threads() == []
+  assert time.monotonic() - start < 15
 
 
 # Saving.

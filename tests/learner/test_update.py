@@ -357,7 +357,7 @@ def nan_reward(batch):
   batch['rewards'][2, -1] = np.nan
 
 
-def infinite_observation(batch):
+def nan_observation(batch):
   batch['played'][0, 0], batch['version'][0, 0] = True, 2
   batch['obs/obs'][0, 0] = np.nan
 
@@ -367,25 +367,45 @@ def huge_reward(batch):
   batch['rewards'][2, -1] = 1e30
 
 
-@pytest.mark.parametrize(
-  'spoil', (nothing_played, everything_stale, nan_reward, infinite_observation, huge_reward)
-)
-def test_an_empty_or_non_finite_batch_leaves_the_state_bit_for_bit(spoil):
-  """Catches a version, a moment or a count that moves on, and a device that goes alone."""
+def check_unchanged(
+  batch: dict[str, np.ndarray], hyperparams: Hyperparams = HYPERPARAMS, *, empty=False
+) -> None:
+  """Checks that an update changes nothing, not a bit on any device, and that the next one does."""
   state = trained_state()
   before = jax.tree.map(lambda leaf: np.array(leaf), state)
-  batch = random_batch(7)
-  spoil(batch)
-  after, replicated_metrics = adam_update()(state, shared(batch, 2), HYPERPARAMS)
+  after, metrics = adam_update()(state, shared(batch, 2), hyperparams)
   assert jax.tree.structure(after) == jax.tree.structure(before)
   for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
     assert np.asarray(new).tobytes() == old.tobytes()
-  empty = spoil in (nothing_played, everything_stale)
-  assert np.asarray(replicated_metrics['applied']).tolist() == [False, False]
-  assert np.asarray(replicated_metrics['finite']).tolist() == [empty, empty]
+  assert np.asarray(metrics['applied']).tolist() == [False, False]
+  assert np.asarray(metrics['finite']).tolist() == [empty, empty]
   again, metrics = adam_update()(after, shared(random_batch(8), 2), HYPERPARAMS)
   assert first_replica(metrics)['applied']
   assert np.asarray(again.version).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize('spoil', (nothing_played, everything_stale))
+def test_an_empty_batch_leaves_the_state_bit_for_bit(spoil):
+  """Catches a version, a moment or a count that moves on."""
+  batch = random_batch(7)
+  spoil(batch)
+  check_unchanged(batch, empty=True)
+
+
+@pytest.mark.parametrize('spoil', (nan_reward, nan_observation, huge_reward))
+def test_a_non_finite_batch_leaves_the_state_bit_for_bit(spoil):
+  """Catches a NaN that gets into the moments, and a device that goes alone."""
+  batch = random_batch(7)
+  spoil(batch)
+  check_unchanged(batch)
+
+
+def test_a_gradient_that_overflows_leaves_the_state_bit_for_bit():
+  """Catches a look at the loss alone: here it is finite, and the norm of its gradient is not."""
+  batch, hyperparams = random_batch(7), HYPERPARAMS._replace(value_coef=1e35)
+  _, metrics = gradient(batch, hyperparams)
+  assert np.isfinite(metrics['loss'])
+  check_unchanged(batch, hyperparams)
 
 
 def test_a_sample_is_stale_when_its_lag_is_above_the_limit():
@@ -476,11 +496,20 @@ def test_nothing_recompiles_after_the_first_update(compilations):
   assert len(compilations) == compiled
 
 
-def test_a_restored_state_runs_the_same_program(compilations):
+def test_fresh_trained_and_restored_states_run_one_program(compilations):
   """Catches `replicate` placing a state in another way than the update returns it."""
-  restored: Any = replicate(jax.tree.map(np.array, first_replica(trained_state())))
+  model, params = network(config_lib.Core.NONE)
+  loss = small_config().loss
+  update = pmap_update(make_update(model, make_optimizer(1e-6), loss=loss, microbatch=T + 1))
+  state: Any = replicate(init_state(params, make_optimizer(1e-6)))
+  batch = shared(random_batch(), 2)
+  state, _ = update(state, batch, HYPERPARAMS)
   compiled = len(compilations)
-  state, _ = adam_update()(restored, shared(random_batch(), 2), HYPERPARAMS)
+  state, _ = update(state, batch, HYPERPARAMS)
+  assert len(compilations) == compiled
+  restored: Any = replicate(jax.tree.map(np.array, first_replica(state)))
+  compiled = len(compilations)
+  state, _ = update(restored, batch, HYPERPARAMS)
   assert len(compilations) == compiled
   assert first_replica(state).version == 3
 

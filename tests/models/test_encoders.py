@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sfjax import config as config_lib
 from sfjax.models import encoders
+from sfjax.models.actor_critic import make_model
 from sfjax.models.encoders import ConvEncoder, MlpEncoder, convolution
+from sfjax.specs import EnvSpec, array_spec
 
 
 def xla_convolution(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
@@ -154,3 +157,12 @@ def test_the_mlp_is_tanh_of_its_layers():
     hidden = np.tanh(hidden @ dense['kernel'] + dense['bias'][None])
   features: Any = encoder.apply(params, obs)
   np.testing.assert_allclose(features, hidden, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('shape, encoder', (((4,), 'conv'), ((72, 128, 3), 'mlp')))
+def test_a_network_of_the_wrong_encoder_is_refused(shape, encoder):
+  """Catches an error from deep inside the network."""
+  config = config_lib.Config()
+  config.model.encoder = config_lib.Encoder(encoder)
+  with pytest.raises(ValueError, match=f'model.encoder is {encoder}'):
+    make_model(config, EnvSpec({'obs': array_spec(np.uint8, *shape)}, 2))
