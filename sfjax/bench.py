@@ -51,7 +51,7 @@ class CheckingPolicies:
   def __init__(self, buffer: Arrays) -> None:
     self._buffer = buffer
 
-  def refresh(self) -> None:
+  def refresh(self, policy: int) -> None:
     """There are no parameters."""
 
   def buffer(self) -> Arrays:

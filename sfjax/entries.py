@@ -254,6 +254,7 @@ def make_server(
     replies=shared.replies,
     timer=timer,
     acted=status['acted'],
+    learner_versions=status['version'],
     seed=shared.config.train.seed,
   )
 

@@ -15,6 +15,7 @@ from sfjax.specs import ArraySpec, EnvSpec, array_spec
 
 ENV = EnvSpec(obs={'obs': array_spec(np.float32, 3)}, num_actions=4)
 CORE_SIZE = 2
+LEARNER_AHEAD = 5  # Versions that `FakeServer` says the learner is ahead of its answers.
 
 TERMINATED, TRUNCATED, BOTH = 'terminated', 'truncated', 'both'
 
@@ -170,12 +171,12 @@ class FakePolicies:
 
   def __init__(self, topology: Topology) -> None:
     self.calls: list[Call] = []
-    self.refreshed = 0
+    self.refreshed: list[int] = []
     self.during_act = lambda: None
     self._specs = batch_specs(topology, ENV.obs, CORE_SIZE)
 
-  def refresh(self) -> None:
-    self.refreshed += 1
+  def refresh(self, policy: int) -> None:
+    self.refreshed.append(policy)
 
   def buffer(self) -> Arrays:
     buffer = zeros(self._specs)
@@ -206,6 +207,7 @@ class FakeServer:
     streams = streams[table['waiting'][streams] == request['policy']]
     for name, value in numbered_answer(self._version, streams)._asdict().items():
       table[f'reply_{name}'][streams] = value
+    table['reply_learner_version'][streams] = self._version + LEARNER_AHEAD
     table['reply_generation'][streams] = request['generation']
     table['reply_tick'][streams] = request['tick']
     return len(streams)
@@ -239,7 +241,11 @@ def take_rows(transport: Transport, *, release: bool = True) -> dict[int, list[A
 
 
 def assert_rows(
-  rows: Sequence[Arrays], expected: Sequence[list[Slot]], *, reward_scale: float = 1.0
+  rows: Sequence[Arrays],
+  expected: Sequence[list[Slot]],
+  *,
+  reward_scale: float = 1.0,
+  learner_ahead: int = LEARNER_AHEAD,
 ) -> None:
   """Checks the first rows of a stream against what its environment said, all fields."""
   before = None
@@ -253,6 +259,8 @@ def assert_rows(
     np.testing.assert_array_equal(row['behaviour_log_prob'], -actions)
     np.testing.assert_array_equal(row['behaviour_value'], actions * 0.5)
     np.testing.assert_array_equal(row['version'], actions // 1000)
+    newest = actions // 1000 + learner_ahead * row['played']
+    np.testing.assert_array_equal(row['learner_version'], newest)
     np.testing.assert_array_equal(row['rewards'], [slot.reward * reward_scale for slot in steps])
     np.testing.assert_array_equal(row['terminated'], [slot.terminated for slot in steps])
     if not slots[0].first:
@@ -294,8 +302,16 @@ def make_split(
   )
 
 
-def make_server(transport: Transport, policies: FakePolicies, *, num_policies: int = 1) -> Server:
+def make_server(
+  transport: Transport,
+  policies: FakePolicies,
+  *,
+  num_policies: int = 1,
+  learner_versions: np.ndarray | None = None,
+) -> Server:
   """The inference server of `transport` around `policies`."""
+  if learner_versions is None:
+    learner_versions = np.zeros(num_policies, np.int64)
   mailbox = (name for name in transport.streams if name.startswith('reply_'))
   return Server(
     policies=policies,
@@ -307,6 +323,7 @@ def make_server(transport: Transport, policies: FakePolicies, *, num_policies: i
     replies=transport.replies,
     timer=make_timer(transport),
     acted=np.zeros(1, np.int64),
+    learner_versions=learner_versions,
     seed=0,
   )
 

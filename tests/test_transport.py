@@ -305,7 +305,7 @@ def test_any_interleaving_batches_every_played_sample_once_and_in_order(sizes, s
   discarded = 0
   for key, env in world.envs.items():
     expected, batched = expected_rows(env.episodes, sizes.rollout), world.batched[key]
-    assert_rows(batched, expected)
+    assert_rows(batched, expected, learner_ahead=0)
     assert len(batched) <= world.queued[key] <= len(expected)
     if key in before:
       assert len(batched) == world.queued[key] == len(expected)

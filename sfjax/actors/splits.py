@@ -158,6 +158,7 @@ class Split:
     slab['behaviour_log_prob'][rows, slots] = table['reply_log_prob'][active]
     slab['behaviour_value'][rows, slots] = table['reply_value'][active]
     slab['version'][rows, slots] = table['reply_version'][active]
+    slab['learner_version'][rows, slots] = table['reply_learner_version'][active]
     slab['played'][rows, slots] = True
     table['core'][active] = table['reply_core'][active]
     table['step'][active] += 1
@@ -250,11 +251,11 @@ class Split:
 
   def _fill_unplayed(self, i: int) -> None:
     at = self._rows[i], self._slots[i]
-    for name in ('actions', 'behaviour_log_prob', 'behaviour_value', 'rewards'):
+    numbers = ('actions', 'behaviour_log_prob', 'behaviour_value', 'rewards')
+    for name in (*numbers, 'version', 'learner_version'):
       self._slab[name][at] = 0
     self._slab['terminated'][at] = False
     self._slab['played'][at] = False
-    self._slab['version'][at] = 0
 
   def _row_is_free(self, row: int) -> bool:
     return self._slab['queued'][row] == self._slab['released'][row]

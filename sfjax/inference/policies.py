@@ -31,14 +31,13 @@ class PublishedPolicies:
     self._versions = [0] * num_policies
     self._staging = Staging(specs)
 
-  def refresh(self) -> None:
-    """Takes over the newest parameters of every policy."""
-    for policy, seen in enumerate(self._seen):
-      count = self._buffer.count(policy)
-      if count != seen:
-        published = self._buffer.read(policy)
-        self._params[policy] = jax.device_put(unflatten_params(published.data, self._template))
-        self._versions[policy], self._seen[policy] = published.version, count
+  def refresh(self, policy: int) -> None:
+    """Takes over the newest parameters of a policy."""
+    count = self._buffer.count(policy)
+    if count != self._seen[policy]:
+      published = self._buffer.read(policy)
+      self._params[policy] = jax.device_put(unflatten_params(published.data, self._template))
+      self._versions[policy], self._seen[policy] = published.version, count
 
   def buffer(self) -> Arrays:
     """Returns a batch buffer that no program reads any more."""

@@ -32,8 +32,8 @@ class Answer(NamedTuple):
 class Policies(Protocol):
   """What acts behind a server."""
 
-  def refresh(self) -> None:
-    """Takes over the newest parameters of every policy."""
+  def refresh(self, policy: int) -> None:
+    """Takes over the newest parameters of a policy."""
     ...
 
   def buffer(self) -> Arrays:
@@ -72,12 +72,14 @@ class Server:
     replies: Sequence[RecordQueue],
     timer: StageTimer,
     acted: np.ndarray,
+    learner_versions: np.ndarray,
     seed: int,
   ) -> None:
     self._policies, self._num_policies = policies, num_policies
     self._topology, self._streams = topology, streams
     self._requests, self._replies = requests, replies
     self._timer, self._acted, self._seed = timer, acted, seed
+    self._learner_versions = learner_versions  # [P], which the learner writes.
     self._buckets = bucket_sizes(topology)
     slots = topology.num_rows * (topology.rollout + 1)
     self._obs = {
@@ -90,9 +92,9 @@ class Server:
   def turn(self) -> bool:
     """Serves every request that waits; returns whether there was one."""
     records = self._requests.get_all()
-    self._timer.enter(Stage.LOAD_PARAMS)
-    self._policies.refresh()
     for policy in range(self._num_policies):
+      self._timer.enter(Stage.LOAD_PARAMS)
+      self._policies.refresh(policy)  # Before each batch: one may take long enough for an update.
       requests = records[records['policy'] == policy]
       if len(requests):
         self._serve(policy, requests)
@@ -116,7 +118,7 @@ class Server:
       bucket = next(size for size in self._buckets if size >= n)
       answer = self._policies.act(policy, buffer, n, bucket)
       self._timer.enter(Stage.SCATTER)
-      self._scatter(selection, answer)
+      self._scatter(policy, selection, answer)
       self._acted[0] += n
     for request, served in zip(requests, selection.served, strict=True):
       # A full queue is that of a dead worker: a living one holds at most a record a split and row.
@@ -138,12 +140,15 @@ class Server:
     identity[:, 3] = table['episode'][streams]
     identity[:, 4] = table['step'][streams]
 
-  def _scatter(self, selection: Selection, answer: Answer) -> None:
+  def _scatter(self, policy: int, selection: Selection, answer: Answer) -> None:
     table, streams = self._streams, selection.streams
     table['reply_action'][streams] = answer.action
     table['reply_log_prob'][streams] = answer.log_prob
     table['reply_value'][streams] = answer.value
     table['reply_core'][streams] = answer.core
     table['reply_version'][streams] = answer.version
+    # The learner counts a version after it has published it, so ours may be ahead of its count.
+    learner_version = max(int(self._learner_versions[policy]), answer.version)
+    table['reply_learner_version'][streams] = learner_version
     table['reply_generation'][streams] = selection.generation
     table['reply_tick'][streams] = selection.tick

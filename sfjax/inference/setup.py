@@ -42,6 +42,7 @@ def make_policies(
     specs=batch_specs(shared.topology, shared.env.obs, size),
   )
   timer.enter(Stage.COMPILE)
-  policies.refresh()
+  for policy in range(config.train.num_policies):
+    policies.refresh(policy)
   policies.warm_up(bucket_sizes(shared.topology))
   return policies

@@ -27,6 +27,7 @@ TIME_FIELDS = (
   'terminated',
   'played',
   'version',
+  'learner_version',
 )
 
 

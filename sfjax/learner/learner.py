@@ -15,7 +15,7 @@ import numpy as np
 from sfjax.learner.batcher import Batcher, ReadyBatch
 from sfjax.learner.devices import first_replica
 from sfjax.learner.update import Hyperparams, LearnerState, Update
-from sfjax.metrics.records import UPDATE_METRICS
+from sfjax.metrics.records import LAG_METRICS, UPDATE_METRICS
 from sfjax.metrics.stages import Stage, StageTimer
 from sfjax.models.flat_params import flatten_params
 from sfjax.shm.params import ParameterBuffer
@@ -127,7 +127,7 @@ class Learner:
       values = {name: float(value) for name, value in first_replica(metrics).items()}
       if epoch == 0:
         self._count(policy, values)
-        lag = {name: values[name] for name in ('lag_updates_mean', 'lag_updates_max')}
+        lag = {name: values[name] for name in LAG_METRICS}
       values |= lag  # Of the samples when the batch came, not of our own epochs.
       self._check_finite(batch, values)
       if not values['applied']:

@@ -145,16 +145,28 @@ def _losses(
   )
 
 
-def lag_metrics(lag: jax.Array, played: jax.Array, axis_name: str | None) -> Metrics:
-  """Mean and maximum lag of the played slots [T, B], in updates."""
-  total = jnp.stack([jnp.sum(jnp.where(played, lag, 0)), jnp.sum(played)]).astype(jnp.float32)
-  largest = jnp.max(jnp.where(played, lag, 0))
+def lag_metrics(version: jax.Array, batch: Batch, axis_name: str | None) -> Metrics:
+  """Lag of the played slots in updates: mean, maximum, and the mean's two causes.
+
+  Args:
+    version: [] the learner's now.
+    batch: `version`, `learner_version` and `played` [T, B].
+    axis_name: pmap axis whose devices share the batch; None for one device.
+  """
+  played = batch['played']
+  stale, backlog = batch['learner_version'] - batch['version'], version - batch['learner_version']
+  per_slot = jnp.stack([stale, backlog, jnp.ones_like(stale)])
+  total = jnp.sum(jnp.where(played[None], per_slot, 0), axis=(1, 2)).astype(jnp.float32)
+  largest = jnp.max(jnp.where(played, stale + backlog, 0))
   if axis_name is not None:
     total, largest = jax.lax.psum(total, axis_name), jax.lax.pmax(largest, axis_name)
+  stale_mean, backlog_mean = total[:2] / jnp.maximum(total[2], 1.0)
   return {
-    'played_count': total[1],
-    'lag_updates_mean': total[0] / jnp.maximum(total[1], 1.0),
+    'played_count': total[2],
+    'lag_updates_mean': stale_mean + backlog_mean,
     'lag_updates_max': largest,
+    'lag_updates_stale_mean': stale_mean,
+    'lag_updates_backlog_mean': backlog_mean,
   }
 
 
@@ -169,17 +181,17 @@ def make_update(
   """Returns `update(state, batch, hyperparams) -> (state, metrics)`.
 
   A batch holds `obs/<key>` [T+1, B, ...], `first` [T+1, B], `actions`, `behaviour_log_prob`,
-  `behaviour_value`, `rewards`, `terminated`, `played`, `version` [T, B] and `core` [B, core_size];
-  under pmap it is this device's share. Samples acted more than `max_policy_lag` updates ago are
-  not trained on. An update that is not finite, or has no valid sample, leaves the state as it was
-  and reports `applied` 0.
+  `behaviour_value`, `rewards`, `terminated`, `played`, `version`, `learner_version` [T, B] and
+  `core` [B, core_size]; under pmap it is this device's share. Samples acted more than
+  `max_policy_lag` updates ago are not trained on. An update that is not finite, or has no valid
+  sample, leaves the state as it was and reports `applied` 0.
   """
 
   def update(
     state: LearnerState, batch: Batch, hyperparams: Hyperparams
   ) -> tuple[LearnerState, Metrics]:
-    lag = state.version - batch['version']
-    valid = batch['played'] & (lag <= hyperparams.max_policy_lag)
+    version = state.version
+    valid = batch['played'] & (version - batch['version'] <= hyperparams.max_policy_lag)
     grads, metrics = jax.grad(_losses, has_aux=True)(
       state.params,
       batch,
@@ -201,7 +213,7 @@ def make_update(
     applied = finite & (metrics['valid_count'] > 0)
     proposed = LearnerState(params, opt_state, state.version + 1)
     state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), proposed, state)
-    metrics |= lag_metrics(lag, batch['played'], axis_name)
+    metrics |= lag_metrics(version, batch, axis_name)
     metrics |= {
       'grad_norm': grad_norm,
       'param_norm': optimizer_lib.global_norm(state.params),

@@ -15,10 +15,17 @@ EPISODE = np.dtype(
   ]
 )
 
-# Means over one update's valid samples unless the name says otherwise.
-UPDATE_METRICS = (
+# Over the played samples of a batch, when it came. The mean has two causes: the weights that acted
+# were not the learner's newest then (stale), and versions passed while the row waited (backlog).
+LAG_METRICS = (
   'lag_updates_mean',
   'lag_updates_max',
+  'lag_updates_stale_mean',
+  'lag_updates_backlog_mean',
+)
+# Means over one update's valid samples unless the name says otherwise.
+UPDATE_METRICS = (
+  *LAG_METRICS,
   'valid_share',
   'loss',
   'policy_loss',

@@ -158,6 +158,9 @@ class Report:
         f'{name}frames {row["frames"]:,} version {row["version"]}'
         f' | return {_text(row["episode_return_mean"])} length'
         f' {_text(row["episode_length_mean"], 1)} ({finished})'
-        f' | lag {_text(row["lag_updates_mean"], 1)} mean {_text(row["lag_updates_max"], 0)} max'
+        f' | lag {_text(row["lag_updates_mean"], 1)} ('
+        f'{_text(row["lag_updates_stale_mean"], 1)} stale + '
+        f'{_text(row["lag_updates_backlog_mean"], 1)} backlog) '
+        f'max {_text(row["lag_updates_max"], 0)}'
       )
     return ' | '.join([*parts, f'busy {busy}'])

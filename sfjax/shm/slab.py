@@ -78,7 +78,8 @@ def slab_specs(topology: Topology, env: EnvSpec, core_size: int) -> dict[str, Ar
     ('rewards', np.float32),
     ('terminated', bool),
     ('played', bool),
-    ('version', np.int32),
+    ('version', np.int32),  # That acted.
+    ('learner_version', np.int32),  # The learner's when the action was given.
   ):
     specs[name] = array_spec(dtype, rows, steps)
   specs['core'] = array_spec(np.float32, rows, core_size)  # Core state that enters slot 0.
@@ -102,6 +103,7 @@ def stream_specs(topology: Topology, core_size: int) -> dict[str, ArraySpec]:
   specs['reply_log_prob'] = array_spec(np.float32, n)
   specs['reply_value'] = array_spec(np.float32, n)
   specs['reply_version'] = array_spec(np.int32, n)
+  specs['reply_learner_version'] = array_spec(np.int32, n)
   return specs
 
 

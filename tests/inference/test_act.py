@@ -158,13 +158,14 @@ def test_published_policies_act_with_the_newest_version_of_each(compilations):
   )
   publish(buffer, 0, 5, first)
   publish(buffer, 1, 7, second)
-  policies.refresh()
+  for policy in (0, 1):
+    policies.refresh(policy)
   policies.warm_up((4, 8))
   compiled = len(compilations)
   batch = random_batch(8)
 
   def ask(policy: int, n: int, bucket: int) -> Any:
-    policies.refresh()
+    policies.refresh(policy)
     staged = policies.buffer()
     staged['obs/obs'][:n] = batch[0]['obs'][:n]
     for name, values in zip(('core', 'first', 'identity'), batch[1:], strict=True):

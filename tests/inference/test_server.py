@@ -63,7 +63,7 @@ def check_answers(
     assert table['reply_log_prob'][stream] == -1000 - place
     assert table['reply_value'][stream] == 500 + place / 2
     assert table['reply_core'][stream].tolist() == [1000 + place, stream]
-    assert table['reply_version'][stream] == 1
+    assert table['reply_version'][stream] == table['reply_learner_version'][stream] == 1
     assert table['reply_generation'][stream] == 2
     assert table['reply_tick'][stream] == 7 + stream // transport.topology.envs_per_worker
   others = np.setdiff1d(np.arange(transport.topology.num_streams), streams)
@@ -119,6 +119,24 @@ def test_each_policy_answers_its_own_streams():
   assert transport.replies[1].get_all()['served'].tolist() == [1, 1]
 
 
+def test_the_learners_version_is_that_of_the_answer():
+  """Catches a version from before the step, another policy's, and one below that which acted."""
+  transport = waiting_transport(num_policies=2)
+  policies, learner_versions = FakePolicies(transport.topology), np.array([3, 0])
+  server = make_server(transport, policies, num_policies=2, learner_versions=learner_versions)
+
+  def learn() -> None:
+    learner_versions[0] += 40  # While the policy acts; policy 1 is published, not yet counted.
+
+  policies.during_act = learn
+  ask(transport, (0, 0), policy=0)
+  ask(transport, (0, 0), policy=1)
+  server.turn()
+  # Streams 0 and 1 are of policies 0 and 1; the fake policy acts as version 1, then 2.
+  assert transport.streams['reply_version'][:2].tolist() == [1, 2]
+  assert transport.streams['reply_learner_version'][:2].tolist() == [43, 2]
+
+
 def test_a_batch_is_padded_to_a_size_that_was_compiled():
   """Catches a size of its own for each number of requests, and one that is too small."""
   for split_size, workers in ((1, 1), (2, 3), (5, 2)):
@@ -136,18 +154,20 @@ def test_a_batch_is_padded_to_a_size_that_was_compiled():
 
 
 def test_newer_parameters_are_taken_over_before_each_batch_and_a_wake_up_is_no_request():
-  transport = waiting_transport()
+  """Catches a refresh of all policies at once, which misses what the first batch lasted for."""
+  transport = waiting_transport(num_policies=2)
   policies = FakePolicies(transport.topology)
-  server = make_server(transport, policies)
-  policies.during_act = lambda: seen.append(policies.refreshed)
-  seen: list[int] = []
+  server = make_server(transport, policies, num_policies=2)
+  policies.during_act = lambda: seen.append(policies.refreshed.copy())
+  seen: list[list[int]] = []
   transport.requests.put(-1, 0, 0, -1, 5)
   assert not server.turn()
-  assert (policies.refreshed, policies.calls) == (1, [])
+  assert (policies.refreshed, policies.calls) == ([0, 1], [])
   assert all(len(queue.get_all()) == 0 for queue in transport.replies)
-  ask(transport, (0, 0))
+  for policy in (0, 1):
+    ask(transport, (0, 0), policy=policy)
   server.turn()
-  assert seen == [2]
+  assert seen == [[0, 1, 0], [0, 1, 0, 1]]
 
 
 def test_the_full_queue_of_a_dead_worker_holds_nobody_up():

@@ -25,6 +25,7 @@ from sfjax.learner.update import (
   make_hyperparams,
   make_update,
 )
+from sfjax.metrics.records import LAG_METRICS
 from sfjax.models.actor_critic import ActorCritic, init_params, make_model
 from sfjax.models.flat_params import flat_nbytes, flatten_params
 from sfjax.shm.blocks import SharedBlock
@@ -88,6 +89,7 @@ def random_batch(seed=0, *, env=ENV, b=B) -> dict[str, np.ndarray]:
     'terminated': first[1:] & played & (rng.random((T, b)) < 0.5),
     'played': played,
     'version': np.where(rng.random((T, b)) < 0.2, 2, 8).astype(np.int32),
+    'learner_version': rng.integers(8, 10, (T, b)).astype(np.int32),
     'core': rng.normal(size=(b, CORE_SIZE)).astype(np.float32),
   }
   return batch
@@ -199,6 +201,7 @@ def acted_rows(model: ActorCritic, params: Any, *, count: int) -> list[dict[str,
     replies=transport.replies,
     timer=make_timer(transport),
     acted=np.zeros(1, np.int64),
+    learner_versions=np.zeros(1, np.int64),
     seed=0,
   )
   # Stream i has episodes of i + 1 steps, so that ends of every kind come at every slot.
@@ -221,7 +224,7 @@ def acted_rows(model: ActorCritic, params: Any, *, count: int) -> list[dict[str,
 
 def as_batch(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   names = ('obs/obs', 'first', 'actions', 'behaviour_log_prob', 'behaviour_value')
-  names += ('rewards', 'terminated', 'played', 'version')
+  names += ('rewards', 'terminated', 'played', 'version', 'learner_version')
   batch = {name: np.stack([row[name] for row in rows], axis=1) for name in names}
   return batch | {'core': np.stack([row['core'] for row in rows])}
 
@@ -420,6 +423,23 @@ def test_a_sample_is_stale_when_its_lag_is_above_the_limit():
     assert metrics['lag_updates_mean'] == pytest.approx((T - 1) / 2)
 
 
+def test_lag_is_told_apart_by_its_causes():
+  """Catches causes that are swapped, do not add up, or count what was not played."""
+  batch = random_batch()
+  batch['played'][:] = False
+  batch['played'][0] = True
+  batch['version'][:] = batch['learner_version'][:] = -77
+  batch['version'][0], batch['learner_version'][0] = 3, 7
+  batch['version'][0, 0], batch['learner_version'][0, 0] = 7, 10
+  # At version 10 all but one of the B samples acted 4 versions late and then waited for 3; the
+  # other one acted 3 late and did not wait.
+  _, metrics = gradient(batch)
+  assert metrics['lag_updates_stale_mean'] == pytest.approx(4 - 1 / B)
+  assert metrics['lag_updates_backlog_mean'] == pytest.approx(3 * (B - 1) / B)
+  assert metrics['lag_updates_mean'] == pytest.approx(7 - 4 / B)
+  assert metrics['lag_updates_max'] == 7
+
+
 @pytest.mark.parametrize('use_vtrace', (True, False))
 def test_stale_samples_change_neither_loss_nor_gradient(use_vtrace):
   """Catches facts of a stale sample that are used, even as 0 · NaN, and a count of all."""
@@ -447,7 +467,7 @@ def test_rows_of_stale_samples_are_as_good_as_absent():
   whole, metrics = gradient(batch)
   alone, alone_metrics = gradient(part, microbatch=5 * (T + 1))
   assert_close(whole, alone)
-  for name in set(metrics) - {'played_count', 'lag_updates_mean', 'lag_updates_max', 'valid_share'}:
+  for name in set(metrics) - {'played_count', 'valid_share', *LAG_METRICS}:
     assert metrics[name] == pytest.approx(alone_metrics[name], rel=1e-5, abs=1e-6), name
 
 

@@ -133,7 +133,8 @@ def test_a_window_is_full_when_it_is():
 def test_updates_are_averaged_over_the_interval_and_maxima_are_maxima(world):
   """Catches the last update for all, a mean of maxima, and updates that are counted again."""
   world.updates(
-    {'loss': 1.0, 'lag_updates_mean': 2.0, 'lag_updates_max': 9.0, 'ratio_max': 1.5},
+    {'loss': 1.0, 'lag_updates_mean': 2.0, 'lag_updates_max': 9.0, 'ratio_max': 1.5}
+    | {'lag_updates_stale_mean': 0.5, 'lag_updates_backlog_mean': 3.5},
     {'loss': 4.0, 'lag_updates_mean': 6.0, 'lag_updates_max': 3.0, 'ratio_max': 1.1},
     {'loss': 1.0, 'lag_updates_mean': 4.0, 'lag_updates_max': 5.0, 'ratio_max': 1.2},
   )
@@ -141,7 +142,8 @@ def test_updates_are_averaged_over_the_interval_and_maxima_are_maxima(world):
   assert (first['loss'], first['lag_updates_mean']) == (2.0, 4.0)
   assert (first['lag_updates_max'], first['ratio_max']) == (9.0, 1.5)
   assert second['loss'] is None
-  assert 'lag 4.0 mean 9 max' in line
+  # (0.5 + 1 + 1) / 3 and (3.5 + 1 + 1) / 3.
+  assert 'lag 4.0 (0.8 stale + 1.8 backlog) max 9' in line
   world.updates({'loss': 8.0, 'lag_updates_max': 2.0})
   (first, _), _ = world.write()
   assert (first['loss'], first['lag_updates_max']) == (8.0, 2.0)
