@@ -1,58 +1,26 @@
-"""Trains, evaluates or measures: `python launch.py --config=configs/doom.py`.
+"""Trains, evaluates, measures or describes: `python launch.py --config=configs/doom.py`.
 
 Free of jax at import: spawned processes import this module again.
 """
 
-import difflib
-import errno
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from sfjax.machine import check_platform
+
 USAGE = """sfjax: asynchronous PPO on one machine.
 
   train     python launch.py --config=configs/doom.py[:scenario] [--workdir=runs/name]
-  evaluate  python launch.py --mode=eval --workdir=runs/doom_basic --episodes=100
+  evaluate  python launch.py --mode=eval --workdir=runs/doom_basic [--episodes=100]
+            [--deterministic] [--checkpoint=<updates>]
   measure   python launch.py --mode=bench --config=configs/doom.py
+  describe  python launch.py --mode=config --config=configs/doom.py
 
-Every field of a configuration is a flag: --config.train.max_frames=1000000
+Every field of a configuration is a flag, --mode=config lists them all:
+  --config.train.max_frames=1000000     --config.sampler.num_workers=None (automatic)
+  --config.model.mlp_layers=64,64       --config.env.kwargs='{"time_limit": 700}'
 """
-
-
-def _define_flags() -> None:
-  from absl import flags
-  from ml_collections import config_flags
-
-  config_flags.DEFINE_config_file(
-    'config', None, 'Configuration file, with :argument if it has one.'
-  )
-  flags.DEFINE_enum('mode', 'train', ['train', 'eval', 'bench'], 'What to do.')
-  flags.DEFINE_string('workdir', None, 'Run folder; default runs/<name of the configuration>.')
-  flags.DEFINE_integer('episodes', 100, 'eval: episodes to play.', lower_bound=1)
-  flags.DEFINE_bool('deterministic', False, 'eval: take the likeliest action instead of sampling.')
-  flags.DEFINE_string('checkpoint', 'latest', "eval: 'latest' or a step.")
-
-
-def _bad_input(text: str) -> int:
-  print(text, file=sys.stderr, flush=True)
-  return 2
-
-
-def _unknown_fields(argv: list[str]) -> list[str]:
-  """A line for each flag that names no field of a configuration, with the nearest that do."""
-  from sfjax.config import field_paths
-
-  known, problems = field_paths(), []
-  for flag in argv[1:]:
-    path = flag.partition('=')[0].lstrip('-').removeprefix('config.')
-    if '.' not in flag.partition('=')[0] or path in known:
-      continue
-    same_name = [other for other in known if other.endswith(f'.{path.rpartition(".")[2]}')]
-    near = same_name or difflib.get_close_matches(path, known, cutoff=0.5)
-    nearest = f'; nearest: {", ".join(near)}' if near else ''
-    problems.append(f'a configuration has no field {path}{nearest}')
-  return problems
 
 
 def _parse(argv: list[str]) -> Any:
@@ -63,21 +31,20 @@ def _parse(argv: list[str]) -> Any:
   """
   from absl import flags
 
-  _define_flags()
-  values = flags.FLAGS
+  from sfjax.command_line import define_config
+
+  values = flags.FlagValues()
+  modes = ['train', 'eval', 'bench', 'config']
+  flags.DEFINE_enum('mode', 'train', modes, 'What to do.', flag_values=values)
+  flags.DEFINE_string('workdir', None, 'Run folder.', flag_values=values)
+  flags.DEFINE_integer(
+    'episodes', 100, 'eval: episodes to play.', lower_bound=1, flag_values=values
+  )
+  flags.DEFINE_bool('deterministic', False, 'eval: take the likeliest action.', flag_values=values)
+  flags.DEFINE_string('checkpoint', 'latest', "eval: 'latest' or a step.", flag_values=values)
   try:
+    define_config(values, argv)
     rest = values(argv)
-    if values.config is not None:
-      values.config.name  # noqa: B018 - a file that could not be read shows at its first use.
-  except KeyError as error:
-    problems = _unknown_fields(argv)
-    if not problems:
-      raise  # It is the configuration file's own.
-    raise ValueError('\n'.join(problems)) from error
-  except OSError as error:
-    flag = next(flag for flag in argv if flag.lstrip('-').partition('=')[0] == 'config')
-    reason = os.strerror(getattr(error.__cause__ or error, 'errno', None) or errno.ENOENT)
-    raise ValueError(f'{flag}: the file cannot be read: {reason}') from error
   except flags.Error as error:
     raise ValueError(str(error)) from error
   if len(rest) > 1:
@@ -85,9 +52,18 @@ def _parse(argv: list[str]) -> Any:
   return values
 
 
+def _bad_input(text: str) -> int:
+  print(text, file=sys.stderr, flush=True)
+  return 2
+
+
 def main(argv: list[str]) -> int:
   """Parses the flags, runs the mode and returns the exit code."""
+  if {'-h', '-help', '--help'} & set(argv[1:]):
+    print(USAGE, end='')
+    return 0
   try:
+    check_platform(serial=True)  # Before the imports: Windows has not all that they need.
     values = _parse(argv)
   except ValueError as error:
     return _bad_input(f'{error}\n\n{USAGE}')
@@ -102,15 +78,20 @@ def main(argv: list[str]) -> int:
       deterministic=values.deterministic,
       checkpoint=values.checkpoint,
     )
-  if values.config is None:
+  if not values['config'].present:
     return _bad_input(f'--mode={values.mode} needs --config=configs/<file>.py\n\n{USAGE}')
   if values.mode == 'bench':
     from sfjax.bench import bench
 
     return bench(values.config)
-  from sfjax.training import train
+  from sfjax.command_line import fields_given
+  from sfjax.training import show, train
 
-  return train(values.config, Path(values.workdir or f'runs/{values.config.name}'))
+  given = fields_given(values)
+  if values.mode == 'config':
+    return show(values.config, flags=given)
+  workdir = Path(values.workdir or f'runs/{values.config.name}')
+  return train(values.config, workdir, flags=given)
 
 
 if __name__ == '__main__':

@@ -1,11 +1,14 @@
 """What a run needs before its processes start: spaces, numbering, memory, a folder. Free of jax."""
 
+import contextlib
 import multiprocessing
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from sfjax import entries
-from sfjax.config import Config, core_size, trajectories_per_batch
+from sfjax.config import Config, check_encoder, core_size, trajectories_per_batch, worker_envs
 from sfjax.machine import available_memory, usable_cpus
 from sfjax.metrics.records import EPISODE, UPDATE
 from sfjax.metrics.stages import status_specs
@@ -21,11 +24,30 @@ class ChildDiedError(RuntimeError):
   """A process without which the run cannot go on has ended or is stuck."""
 
 
+class UnguardedScriptError(ValueError):
+  """A script trains without the guard that keeps its children from doing the same."""
+
+
+def plan(config: Config, scratch: str) -> tuple[EnvSpec, Topology]:
+  """Learns the environment's spaces and checks that the run fits them and the memory.
+
+  Raises:
+    ValueError, ImportError: it does not; with the fix.
+    ChildDiedError: see `probe_env`.
+  """
+  env = probe_env(config, scratch)
+  check_encoder(config, env.obs['obs'].shape)
+  topology = make_topology(config)
+  check_memory(config, topology, env)
+  return env, topology
+
+
 def probe_env(config: Config, scratch: str) -> EnvSpec:
   """Learns an environment's spaces in a process of its own, which it may crash.
 
   Raises:
     ValueError, ImportError: what making the environment raised.
+    UnguardedScriptError: the process was the first to find out.
     ChildDiedError: the process ended without an answer.
   """
   context = multiprocessing.get_context('spawn')
@@ -44,6 +66,11 @@ def probe_env(config: Config, scratch: str) -> EnvSpec:
   process.join()
   if isinstance(answer, Exception):
     raise answer
+  if process.exitcode == entries.EXIT_UNGUARDED:
+    raise UnguardedScriptError(
+      f'{sys.argv[0]} would train in every process of the run, since each imports it again; put '
+      f"what it does under `if __name__ == '__main__':`"
+    )
   if answer is None:
     raise ChildDiedError(
       f'making the environment {config.env.name} ended its process with exit code '
@@ -55,11 +82,9 @@ def probe_env(config: Config, scratch: str) -> EnvSpec:
 def make_topology(config: Config) -> Topology:
   """Numbers the workers, environments and rows of a resolved configuration."""
   sampler = config.sampler
-  assert sampler.num_workers is not None, 'resolve() fills it in'
   assert sampler.rows_per_stream is not None, 'resolve() fills it in'
   return Topology(
-    num_workers=sampler.num_workers,
-    envs_per_worker=sampler.envs_per_worker,
+    worker_envs=worker_envs(config),
     num_splits=sampler.num_splits,
     rows_per_stream=sampler.rows_per_stream,
     rollout=config.learner.rollout,
@@ -79,9 +104,10 @@ def check_memory(config: Config, topology: Topology, env: EnvSpec) -> None:
   if slab + batches > available:
     raise ValueError(
       f'  the slab needs {slab / 2**30:.2f} GiB and the training batches {batches / 2**30:.2f} '
-      f'GiB, and {available / 2**30:.2f} GiB can be had ({reason}); use fewer '
-      f'sampler.envs_per_worker ({topology.envs_per_worker}) or a smaller learner.batch_size '
-      f'({config.learner.batch_size})'
+      f'GiB, and {available / 2**30:.2f} GiB can be had ({reason}); make smaller: '
+      f'sampler.num_envs or envs_per_worker ({topology.num_streams} environments in all), '
+      f'sampler.rows_per_stream ({topology.rows_per_stream}), learner.rollout '
+      f'({topology.rollout}) or learner.batch_size ({config.learner.batch_size})'
     )
 
 
@@ -96,7 +122,7 @@ def make_shared(
   blocks[1].allocate(stream_specs(topology, core_size(config)))
   blocks[2].allocate(status_specs(topology, policies))
   # A restarted worker may ask and queue again what its predecessor did, hence twice.
-  rows = topology.envs_per_worker * topology.rows_per_stream
+  rows = max(topology.worker_envs) * topology.rows_per_stream
   replies = 2 * (topology.num_splits * policies + rows)
   return entries.Shared(
     config=config,
@@ -118,18 +144,28 @@ def make_shared(
   )
 
 
-def prepare_workdir(workdir: Path) -> None:
-  """Makes the run folder and checks that it can be written.
+@contextlib.contextmanager
+def new_workdir(workdir: Path) -> Iterator[None]:
+  """Makes the run folder, and takes away again what it made when the block raises.
 
   Raises:
-    ValueError: it cannot.
+    ValueError: the folder cannot be written.
   """
+  missing: list[Path] = []
   try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    probe = workdir / '.writable'
-    probe.touch()
-    probe.unlink()
-  except OSError as error:
-    raise ValueError(
-      f'  the run folder {workdir} cannot be written ({error.strerror}); choose another --workdir'
-    ) from error
+    try:
+      missing += (folder for folder in (workdir, *workdir.parents) if not folder.exists())
+      workdir.mkdir(parents=True, exist_ok=True)
+      probe = workdir / '.writable'
+      probe.touch()
+      probe.unlink()
+    except OSError as error:
+      raise ValueError(
+        f'  the run folder {workdir} cannot be written ({error.strerror}); choose another --workdir'
+      ) from error
+    yield
+  except BaseException:
+    for folder in missing:
+      with contextlib.suppress(OSError):
+        folder.rmdir()
+    raise

@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sfjax import entries
-from sfjax.allocation import ChildDiedError
-from sfjax.config import Config, Core, core_size
+from sfjax.allocation import ChildDiedError, make_topology, plan
+from sfjax.config import Config, Core, core_size, streams, worker_envs
 from sfjax.inference.server import Answer, Arrays, batch_specs
+from sfjax.machine import check_platform
 from sfjax.metrics.stages import Stage, StageTimer, server_index
 from sfjax.runtime import Runtime
 from sfjax.shm.blocks import SharedBlock
 from sfjax.specs import array_spec
-from sfjax.training import EXIT_BAD_INPUT, EXIT_FAILED, prepare
+from sfjax.training import EXIT_FAILED, bad_configuration, prepare
 
 WINDOWS = 3
 WINDOW_S = 10.0
@@ -99,7 +100,7 @@ def checking_server_main(shared: entries.Shared) -> None:
   timer = StageTimer(status, server_index(shared.topology))
   specs = batch_specs(shared.topology, shared.env.obs, core_size(shared.config))
   buffer = {name: np.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
-  sleep_s = shared.config.env.kwargs.get('sleep_s', 0.0) * 0.4 * shared.topology.envs_per_worker
+  sleep_s = shared.config.env.kwargs.get('sleep_s', 0.0) * 0.4 * max(shared.topology.worker_envs)
   policies = SleepingPolicies(buffer, sleep_s) if sleep_s else CheckingPolicies(buffer)
   entries.make_server(shared, status, policies, timer).run(entries.stop_test(shared, status))
   timer.enter(Stage.DONE)
@@ -118,13 +119,13 @@ def simulation_main(
   counters = block.map(_SIMULATION_SPECS)
   rng = np.random.default_rng((config.train.seed, index))
   envs = []
-  for i in range(config.sampler.envs_per_worker):
-    stream = index * config.sampler.envs_per_worker + i
+  topology = make_topology(config)
+  for i in range(topology.worker_envs[index % topology.num_workers]):
     folder = tempfile.mkdtemp(dir=scratch)
     context = EnvContext(
       worker=index,
       index=i,
-      env_id=stream,
+      env_id=topology.num_streams * index + i,
       seed=config.train.seed,
       frameskip=config.env.frameskip,
       options=config.env.kwargs,
@@ -225,7 +226,8 @@ def transport_config(config: Config) -> Config:
   config = copy.deepcopy(config)
   config.env.name, config.env.kwargs = 'null:pixels', {}
   config.model.core = Core.NONE
-  config.sampler.envs_per_worker = max(config.sampler.envs_per_worker, 32)
+  config.sampler.num_envs = None
+  config.sampler.envs_per_worker = max(*worker_envs(config), 32)
   config.sampler.decorrelation_steps = 0  # The check counts from the first observation.
   return config
 
@@ -242,10 +244,15 @@ def sleeping_config(config: Config, *, splits: int) -> Config:
 def bench(config: Config) -> int:
   """Measures a configuration, prints the table and returns the exit code."""
   try:
+    check_platform(serial=False)
     prepare(config)
-  except ValueError as error:
-    print(f'The configuration does not work:\n{error}', file=sys.stderr, flush=True)
-    return EXIT_BAD_INPUT
+    with tempfile.TemporaryDirectory(prefix='sfjax-bench-') as scratch:
+      plan(config, scratch)
+  except (ValueError, ImportError) as error:
+    return bad_configuration(error)
+  except ChildDiedError as error:
+    print(f'The benchmark could not start: {error}', file=sys.stderr, flush=True)
+    return EXIT_FAILED
   cpus = tuple(sorted(os.sched_getaffinity(0)))
   rows, split_rates = [], []
   parts: list[tuple[str, Callable[[], list[float]]]] = [
@@ -269,7 +276,7 @@ def bench(config: Config) -> int:
         sleeping, counter='acted', trains=False, server_main=checking_server_main
       )
       split_rates.append(statistics.median(windows))
-  except (ChildDiedError, ValueError, ImportError) as error:
+  except (ChildDiedError, ValueError, ImportError, OSError) as error:
     print(f'The benchmark failed: {error}', file=sys.stderr, flush=True)
     return EXIT_FAILED
   print(table(rows, config))
@@ -285,9 +292,8 @@ def table(rows: list[Row], config: Config) -> str:
   """Formats the measurements."""
   ceiling = rows[0].samples_per_s
   lines = [
-    f'{config.env.name}, frameskip {config.env.frameskip}, {config.sampler.num_workers} workers x '
-    f'{config.sampler.envs_per_worker} environments; median of {WINDOWS} windows of '
-    f'{WINDOW_S:.0f} s',
+    f'{config.env.name}, frameskip {config.env.frameskip}, {streams(config)} environments in '
+    f'{config.sampler.num_workers} workers; median of {WINDOWS} windows of {WINDOW_S:.0f} s',
     f'{"stage":<18}{"samples/s":>12}{"frames/s":>12}{"of simulation":>15}   windows (samples/s)',
   ]
   for row in rows:

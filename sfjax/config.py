@@ -4,14 +4,14 @@ Files in `configs/` build a `Config`; every field is also a flag (`--config.trai
 that is None takes an automatic value, which `resolve` fills in and explains.
 """
 
-import dataclasses
 import enum
 import math
-import types
-import typing
 from dataclasses import dataclass, field
 from typing import Any
 
+from sfjax.fields import field_types, get_field, wrong_types
+
+DEFAULT_ENVS_PER_WORKER = 16
 MIN_PIXELS = 36  # Height and width of the smallest image that the three convolutions can take.
 
 
@@ -40,7 +40,8 @@ class EnvConfig:
 @dataclass(slots=True, kw_only=True)
 class SamplerConfig:
   num_workers: int | None = None  # Worker processes; None: by the usable CPUs.
-  envs_per_worker: int = 16  # K.
+  num_envs: int | None = None  # Environments in all, instead of envs_per_worker.
+  envs_per_worker: int | None = None  # K, environments in each worker; None: 16, or by num_envs.
   num_splits: int = 2  # S: one split steps while another waits for its actions.
   rows_per_stream: int | None = None  # R: trajectories a stream may have in flight; None: 2.
   decorrelation_steps: int | None = None  # Random first actions, × index in worker; None: T.
@@ -49,26 +50,26 @@ class SamplerConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ModelConfig:
-  encoder: Encoder = Encoder.CONV
+  encoder: Encoder = Encoder.CONV  # conv for images, mlp for vectors.
   encoder_size: int = 512  # Width of the fully connected layer after the convolutions.
-  mlp_layers: tuple[int, ...] = (64, 64)
-  core: Core = Core.GRU
-  core_size: int = 512
+  mlp_layers: tuple[int, ...] = (64, 64)  # Widths of the layers of encoder mlp.
+  core: Core = Core.GRU  # What the policy remembers between steps: none, or a GRU.
+  core_size: int = 512  # Width of the GRU's state.
 
 
 @dataclass(slots=True, kw_only=True)
 class LossConfig:
-  gamma: float = 0.99
-  use_vtrace: bool = True  # False: GAE.
-  rho_bar: float = 1.0
-  c_bar: float = 1.0
-  gae_lambda: float = 0.95
+  gamma: float = 0.99  # Discount per sample.
+  use_vtrace: bool = True  # V-trace corrects for old policies; False: GAE, which does not.
+  rho_bar: float = 1.0  # V-trace: cap on ρ; decides which policy's values are learned.
+  c_bar: float = 1.0  # V-trace: cap on the trace; trades speed of learning against variance.
+  gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the returns.
   use_clip: bool = True  # False: the plain policy gradient of IMPALA and A2C.
   clip_ratio: float = 0.1  # The ratio is kept in [1 / (1 + c), 1 + c].
-  value_coef: float = 0.5
-  value_clip: float = 0.2
-  entropy_coef: float = 0.003
-  normalize_advantages: bool = True
+  value_coef: float = 0.5  # Weight of the critic's loss.
+  value_clip: float = 0.2  # How far an update may move a value from the one acted with.
+  entropy_coef: float = 0.003  # Weight of the entropy bonus, which keeps actions varied.
+  normalize_advantages: bool = True  # To mean 0 and deviation 1 over each batch.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,8 +77,8 @@ class LearnerConfig:
   rollout: int = 32  # T: steps in a trajectory.
   batch_size: int = 1024  # Slots in a batch, B·T.
   epochs: int = 1  # SGD updates on a batch.
-  learning_rate: float = 1e-4
-  adam_eps: float = 1e-6
+  learning_rate: float = 1e-4  # Adam's step size.
+  adam_eps: float = 1e-6  # Adam's ε: keeps steps small where gradients are tiny.
   max_grad_norm: float = 4.0  # 0: no clipping.
   max_policy_lag: int = 100  # Samples older than this many updates are not trained on.
   microbatch: int | None = None  # Observations the encoder sees at once; None: by platform.
@@ -93,19 +94,19 @@ class InferenceConfig:
 class TrainConfig:
   serial: bool = False  # All loops in one process, in turn: reproducible, for debugging.
   synchronous: bool = False  # Sample and learn in turn, lag 0; B is a multiple of the streams.
-  seed: int = 0
-  num_policies: int = 1  # P.
+  seed: int = 0  # Decides parameters, actions and episodes.
+  num_policies: int = 1  # P: policies trained side by side, each on its share of the streams.
   max_frames: int = 10_000_000  # Per policy, counted over all resumes.
   max_seconds: float | None = None  # Wall time of this start.
   stop_at_return: float | None = None  # Mean return of a full window of episodes.
   window: int = 100  # Episodes in the running means.
-  report_every_s: float = 5.0
+  report_every_s: float = 5.0  # Between status lines, which are also lines of metrics.jsonl.
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointConfig:
-  every_s: float = 120.0
-  keep: int = 3
+  every_s: float = 120.0  # Between checkpoints; there is one more at the end.
+  keep: int = 3  # Newest checkpoints kept.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,9 +132,19 @@ def trajectories_per_batch(config: Config) -> int:
   return config.learner.batch_size // config.learner.rollout
 
 
+def worker_envs(config: Config) -> tuple[int, ...]:
+  """Environments of each worker, K, in a resolved configuration; they differ by at most one."""
+  sampler = config.sampler
+  workers = sampler.num_workers or 0
+  if sampler.num_envs is None:
+    return (sampler.envs_per_worker or 0,) * workers
+  size, larger = divmod(sampler.num_envs, max(workers, 1))
+  return tuple(size + (index < larger) for index in range(workers))
+
+
 def streams(config: Config) -> int:
   """Streams of a run whose number of workers is known."""
-  return (config.sampler.num_workers or 0) * config.sampler.envs_per_worker
+  return sum(worker_envs(config))
 
 
 def resolve(config: Config, *, cpus: int, cpus_reason: str, accelerator: bool) -> list[str]:
@@ -158,6 +169,7 @@ def resolve(config: Config, *, cpus: int, cpus_reason: str, accelerator: bool) -
   if config.sampler.num_workers is None:
     config.sampler.num_workers = count
     chosen.append(f'sampler.num_workers = {count}: {reason}')
+  chosen += _resolve_envs(config.sampler)
   if config.learner.num_threads is None:
     config.learner.num_threads = count
     chosen.append(f'learner.num_threads = {count}: {reason}')
@@ -171,12 +183,42 @@ def resolve(config: Config, *, cpus: int, cpus_reason: str, accelerator: bool) -
   return chosen
 
 
+def _resolve_envs(sampler: SamplerConfig) -> list[str]:
+  chosen = []
+  envs, workers = sampler.num_envs, sampler.num_workers or 0
+  if envs is None:
+    if sampler.envs_per_worker is None:
+      sampler.envs_per_worker = DEFAULT_ENVS_PER_WORKER
+    return []
+  if 0 < envs < workers:
+    sampler.num_workers = workers = envs
+    chosen.append(f'sampler.num_workers = {envs}: there are only {envs} environments')
+  if min(envs, workers, sampler.num_splits) > 0 and envs % (workers * sampler.num_splits):
+    chosen.append(
+      f'warning: sampler.num_envs {envs} is not a multiple of {workers} workers × '
+      f'{sampler.num_splits} splits: workers and splits differ by one environment'
+    )
+  return chosen
+
+
+def check_types(config: Config) -> None:
+  """Checks that every value can be computed with; `resolve` needs that.
+
+  Raises:
+    ValueError: every value of another type than its field's, and what it must be.
+  """
+  problems = wrong_types(config)
+  if problems:
+    raise ValueError('\n'.join(f'  {problem}' for problem in problems))
+
+
 def validate(config: Config) -> None:
   """Checks a resolved configuration.
 
   Raises:
     ValueError: every problem at once, each with the value, the limit and the fix.
   """
+  check_types(config)
   problems = [*_out_of_range(config), *_mismatches(config)]
   if problems:
     raise ValueError('\n'.join(f'  {problem}' for problem in problems))
@@ -203,8 +245,8 @@ def check_encoder(config: Config, obs_shape: tuple[int, ...]) -> None:
 
 
 _POSITIVE = (
-  'env.frameskip sampler.num_workers sampler.envs_per_worker sampler.num_splits '
-  'sampler.rows_per_stream model.encoder_size model.core_size learner.rollout '
+  'env.frameskip sampler.num_workers sampler.num_envs sampler.envs_per_worker '
+  'sampler.num_splits sampler.rows_per_stream model.encoder_size model.core_size learner.rollout '
   'learner.batch_size learner.epochs learner.learning_rate learner.adam_eps '
   'learner.microbatch learner.num_threads inference.num_threads train.num_policies '
   'train.max_frames train.max_seconds train.window train.report_every_s checkpoint.every_s '
@@ -215,23 +257,6 @@ _NOT_NEGATIVE = (
   'loss.value_coef loss.entropy_coef'
 ).split()
 _FRACTIONS = ('loss.gamma', 'loss.gae_lambda')
-
-
-def field_paths(cls: type = Config, prefix: str = '') -> list[str]:
-  """The dotted path of every field."""
-  paths = []
-  for name, hint in typing.get_type_hints(cls).items():
-    section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
-    paths += field_paths(hint, f'{prefix}{name}.') if section else [prefix + name]
-  return paths
-
-
-def get_field(config: Config, path: str) -> Any:
-  """Returns the field at a dotted path."""
-  value = config
-  for name in path.split('.'):
-    value = getattr(value, name)
-  return value
 
 
 def _out_of_range(config: Config) -> list[str]:
@@ -245,7 +270,7 @@ def _out_of_range(config: Config) -> list[str]:
       value = get_field(config, path)
       if value is not None and not holds(value):
         problems.append(f'{path} is {value}; it must be {limit}')
-  without_limit = set(field_paths()) - {*_POSITIVE, *_NOT_NEGATIVE, *_FRACTIONS}
+  without_limit = set(field_types(Config)) - {*_POSITIVE, *_NOT_NEGATIVE, *_FRACTIONS}
   for path in sorted(without_limit):
     value = get_field(config, path)
     if isinstance(value, float) and math.isnan(value):
@@ -275,7 +300,12 @@ def _mismatches(config: Config) -> list[str]:
   if config.train.seed >= 2**31:
     problems.append(f'train.seed is {config.train.seed}; it must be below {2**31}')
   envs, splits = config.sampler.envs_per_worker, config.sampler.num_splits
-  if splits > 0 and envs % splits:
+  if config.sampler.num_envs is not None and envs is not None:
+    problems.append(
+      f'sampler.num_envs {config.sampler.num_envs} and sampler.envs_per_worker {envs} are both '
+      f'given; give one of them'
+    )
+  elif envs is not None and splits > 0 and envs % splits:
     below = max(envs // splits, 1) * splits
     problems.append(
       f'sampler.envs_per_worker {envs} is not a multiple of sampler.num_splits {splits}; '
@@ -312,41 +342,3 @@ def _synchronous_mismatches(config: Config) -> list[str]:
       f'({rows}); use {below} or {below + unit}, and leave rows_per_stream unset'
     )
   return problems
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-  """Returns a configuration as plain JSON values."""
-
-  def plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-      return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-      return value.value
-    return list(value) if isinstance(value, tuple) else value
-
-  return plain(config)
-
-
-def from_dict(data: dict[str, Any], cls: type = Config) -> Any:
-  """Rebuilds a configuration from `to_dict`.
-
-  Raises:
-    ValueError: a field is unknown, as in a file of another version.
-  """
-  hints = typing.get_type_hints(cls)
-  unknown = set(data) - set(hints)
-  if unknown:
-    raise ValueError(f'{cls.__name__} has no fields {sorted(unknown)}')
-  return cls(**{name: _restore(value, hints[name]) for name, value in data.items()})
-
-
-def _restore(value: Any, hint: Any) -> Any:
-  if isinstance(hint, types.UnionType):
-    hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
-  if value is None:
-    return None
-  if dataclasses.is_dataclass(hint):
-    return from_dict(value, typing.cast(type, hint))
-  if isinstance(hint, type) and issubclass(hint, enum.Enum):
-    return hint(value)
-  return tuple(value) if typing.get_origin(hint) is tuple else value

@@ -35,6 +35,8 @@ from sfjax.specs import EnvSpec
 
 RUN_ID = 'SFJAX_RUN_ID'  # Environment variable that marks every process of a run.
 
+EXIT_UNGUARDED = 64  # Of a child whose script would train again; its parent says so.
+
 _PR_SET_PDEATHSIG = 1
 _WORKER_NICENESS = 5
 
@@ -131,7 +133,7 @@ def worker_main(shared: Shared, index: int, generation: int) -> None:
     os.sched_setaffinity(0, {shared.cpus[index % len(shared.cpus)]})
   worker = make_worker(shared, index, generation, timer)
   print(
-    f'worker {index}: {shared.topology.envs_per_worker} environments, CPUs '
+    f'worker {index}: {shared.topology.worker_envs[index]} environments, CPUs '
     f'{sorted(os.sched_getaffinity(0))}, threads {threading.active_count()}, generation '
     f'{generation}, seed {config.train.seed}, pid {os.getpid()}',
     flush=True,
@@ -150,7 +152,7 @@ def make_worker(shared: Shared, index: int, generation: int, timer: StageTimer) 
   slab, streams = shared.map_slab(), shared.map_streams()
   splits = [
     _make_split(shared, index, generation, split, slab, streams)
-    for split in range(shared.topology.num_splits)
+    for split in shared.topology.splits_of(index)
   ]
   return Worker(generation=generation, splits=splits, replies=shared.replies[index], timer=timer)
 
@@ -158,7 +160,7 @@ def make_worker(shared: Shared, index: int, generation: int, timer: StageTimer) 
 def _random_starts(shared: Shared, worker: int, part: slice) -> list[list[int]]:
   from sfjax.actors.splits import random_start
 
-  config, first = shared.config, worker * shared.topology.envs_per_worker
+  config, first = shared.config, shared.topology.first_streams[worker]
   unit = config.sampler.decorrelation_steps
   assert unit is not None, 'resolve() fills it in'
   num_actions, seed = shared.env.num_actions, config.train.seed
@@ -189,7 +191,7 @@ def _make_split(
     context = EnvContext(
       worker=index,
       split=split,
-      index=stream - index * topology.envs_per_worker,
+      index=stream - topology.first_streams[index],
       env_id=stream,
       seed=config.train.seed,
       frameskip=config.env.frameskip,

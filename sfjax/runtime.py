@@ -21,14 +21,9 @@ from typing import Any
 import numpy as np
 
 from sfjax import entries
-from sfjax.allocation import (
-  ChildDiedError,
-  check_memory,
-  make_shared,
-  make_topology,
-  probe_env,
-)
-from sfjax.config import Config, TrainConfig, check_encoder
+from sfjax.allocation import ChildDiedError, make_shared, plan
+from sfjax.cleanup import kill_processes, remove_scratch
+from sfjax.config import Config, TrainConfig
 from sfjax.metrics.report import Report
 from sfjax.metrics.stages import (
   DEFAULT_LIMIT_S,
@@ -114,10 +109,7 @@ class Runtime:
     self._started_at: list[float] = []
     self._quick_deaths: list[int] = []
     try:
-      env = probe_env(config, self._scratch)
-      check_encoder(config, env.obs['obs'].shape)
-      self.topology = make_topology(config)
-      check_memory(config, self.topology, env)
+      env, self.topology = plan(config, self._scratch)
       self.shared = make_shared(config, self.topology, env, workdir=workdir, scratch=self._scratch)
     except BaseException:
       self._release()
@@ -200,6 +192,9 @@ class Runtime:
     """Lets the guardian clean up, as it would after a crash, and gives the signals back."""
     self._alive.close()
     self._guardian.join(DEFAULT_LIMIT_S)
+    if self._guardian.exitcode != 0:  # It was lost itself.
+      kill_processes(self._run_id, spare=os.getpid())
+      remove_scratch(self._scratch)
     os.environ.pop(entries.RUN_ID, None)
     for signum, handler in self._handlers.items():
       signal.signal(signum, handler)

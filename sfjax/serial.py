@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 from sfjax import entries
-from sfjax.allocation import check_memory, make_shared, make_topology, probe_env
+from sfjax.allocation import make_shared, plan
 from sfjax.cleanup import remove_scratch
-from sfjax.config import Config, check_encoder
+from sfjax.config import Config
 from sfjax.metrics.report import Report
 from sfjax.metrics.stages import StageTimer, learner_index, server_index
 from sfjax.runtime import Outcome, decide_outcome
@@ -34,10 +34,7 @@ class SerialRun:
     self.config = config
     self._scratch = entries.make_scratch(uuid.uuid4().hex[:12])
     try:
-      env = probe_env(config, self._scratch)
-      check_encoder(config, env.obs['obs'].shape)
-      self.topology = make_topology(config)
-      check_memory(config, self.topology, env)
+      env, self.topology = plan(config, self._scratch)
       self._shared = make_shared(config, self.topology, env, workdir=workdir, scratch=self._scratch)
     except BaseException:
       remove_scratch(self._scratch)

@@ -3,16 +3,24 @@
 Checks everything before a process starts, keeps the run folder, and says how the run ended.
 """
 
+import copy
 import json
+import multiprocessing
 import os
 import sys
+import textwrap
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from sfjax.allocation import ChildDiedError, prepare_workdir
-from sfjax.config import Config, from_dict, resolve, to_dict, validate
-from sfjax.machine import has_nvidia_device, usable_cpus
+from sfjax import entries
+from sfjax.allocation import ChildDiedError, UnguardedScriptError, new_workdir
+from sfjax.config import Config, check_types, resolve, validate
+from sfjax.describe import set_by, table, with_automatic
+from sfjax.fields import field_types, from_dict, to_dict
+from sfjax.machine import check_platform, has_nvidia_device, usable_cpus
 from sfjax.metrics.report import Report
+from sfjax.provenance import provenance
 from sfjax.runtime import Outcome, Runtime
 from sfjax.serial import SerialRun
 
@@ -23,8 +31,13 @@ EXIT_BAD_INPUT = 2
 CONFIG_FILE = 'config.json'
 FINISHED_FILE = 'finished.json'
 
-# A folder's checkpoints fit only a run that has these in common with it.
-_IDENTITY = ('env.name', 'model', 'train.num_policies')
+# A folder's checkpoints fit only a run that has these fields in common with it.
+_IDENTITY = ('env.name', 'env.kwargs', 'model.', 'train.num_policies')
+
+
+def _resolve_here(config: Config) -> list[str]:
+  cpus = usable_cpus()
+  return resolve(config, cpus=cpus.count, cpus_reason=cpus.reason, accelerator=has_nvidia_device())
 
 
 def prepare(config: Config) -> list[str]:
@@ -36,37 +49,83 @@ def prepare(config: Config) -> list[str]:
   Raises:
     ValueError: with every problem.
   """
-  cpus = usable_cpus()
-  chosen = resolve(
-    config, cpus=cpus.count, cpus_reason=cpus.reason, accelerator=has_nvidia_device()
-  )
+  check_types(config)
+  notes = _resolve_here(config)
   validate(config)
-  return chosen
+  return notes
 
 
-def train(config: Config, workdir: Path) -> int:
+def show(config: Config, *, flags: Collection[str] = ()) -> int:
+  """Prints every field of a configuration, resolved, and what is wrong with it.
+
+  Args:
+    config: as it came from its file and the command line.
+    flags: paths of the fields that the command line set.
+
+  Returns:
+    The exit code: 0, or 2 for a configuration that does not work.
+  """
+  try:
+    check_types(config)
+    given = copy.deepcopy(config)
+    notes = _resolve_here(config)
+    print(table(config, with_automatic(set_by(given, flags), given, config), notes), flush=True)
+    validate(config)
+  except ValueError as error:
+    return bad_configuration(error)
+  return 0
+
+
+def bad_configuration(error: Exception) -> int:
+  """Prints what is wrong with a configuration and returns the exit code."""
+  problems = textwrap.indent(textwrap.dedent(str(error)), '  ')
+  print(f'The configuration does not work:\n{problems}', file=sys.stderr, flush=True)
+  return EXIT_BAD_INPUT
+
+
+def train(config: Config, workdir: Path, *, flags: Collection[str] = ()) -> int:
   """Trains, or continues, the run in `workdir`.
+
+  A script calls this under `if __name__ == '__main__':`, or is ended with exit code 2: every
+  process of a run imports the script again.
+
+  Args:
+    config: changed in place where it leaves a value to the machine.
+    workdir: the run folder.
+    flags: paths of the fields that the command line set, to be kept with the configuration.
 
   Returns:
     The exit code: 0 a limit of the configuration was reached; 130 or 143 SIGINT or SIGTERM, after
     a clean stop; 1 a process was lost; 2 bad input.
   """
+  if getattr(multiprocessing.current_process(), '_inheriting', False):
+    os._exit(entries.EXIT_UNGUARDED)  # This is a child that imports its parent's script.
   try:
+    check_types(config)
+    given = copy.deepcopy(config)
     chosen = prepare(config)
-    prepare_workdir(workdir)
-    _check_same_run(config, workdir)
-    finished = _finished(config, workdir)
-    if finished:
-      print(finished, flush=True)
-      return 0
-    runtime = (SerialRun if config.train.serial else Runtime)(config, workdir)
+    check_platform(serial=config.train.serial)
+    with new_workdir(workdir):
+      _check_same_run(config, workdir)
+      finished = _finished(config, workdir)
+      if finished:
+        print(finished, flush=True)
+        return 0
+      runtime = (SerialRun if config.train.serial else Runtime)(config, workdir)
+  except UnguardedScriptError as error:
+    print(error, file=sys.stderr, flush=True)
+    sys.exit(EXIT_BAD_INPUT)  # Whatever else the script would do without its guard.
   except (ValueError, ImportError) as error:
-    print(f'The configuration does not work:\n{error}', file=sys.stderr, flush=True)
-    return EXIT_BAD_INPUT
-  except ChildDiedError as error:
+    return bad_configuration(error)
+  except (ChildDiedError, OSError) as error:
     print(f'The run could not start: {error}', file=sys.stderr, flush=True)
     return EXIT_FAILED
-  _write_json(workdir / CONFIG_FILE, to_dict(config))
+  record = {
+    'config': to_dict(config),
+    'set_by': with_automatic(set_by(given, flags), given, config),
+    'provenance': provenance(),
+  }
+  _write_json(workdir / CONFIG_FILE, record)
   try:
     outcome = runtime.run(chosen)
   except ChildDiedError as error:
@@ -80,12 +139,18 @@ def load_config(workdir: Path) -> Config:
   """Reads the configuration of a run folder.
 
   Raises:
-    ValueError: the folder is not one of a run.
+    ValueError: the folder is not one of a run of this version.
   """
   path = workdir / CONFIG_FILE
   if not path.is_file():
     raise ValueError(f'  {workdir} is not a run folder: it has no {CONFIG_FILE}')
-  return from_dict(json.loads(path.read_text()))
+  try:
+    return from_dict(json.loads(path.read_text())['config'], Config)
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+      f'  {path} cannot be read as a configuration of this version ({error!r}); '
+      f'choose another --workdir'
+    ) from error
 
 
 def _field(data: dict[str, Any], path: str) -> Any:
@@ -100,8 +165,8 @@ def _check_same_run(config: Config, workdir: Path) -> None:
   old, new = to_dict(load_config(workdir)), to_dict(config)
   problems = [
     f'  {path} is {_field(new, path)}; the run in {workdir} has {_field(old, path)}'
-    for path in _IDENTITY
-    if _field(old, path) != _field(new, path)
+    for path in field_types(Config)
+    if path.startswith(_IDENTITY) and _field(old, path) != _field(new, path)
   ]
   if problems:
     raise ValueError('\n'.join([*problems, '  choose another --workdir for another run']))

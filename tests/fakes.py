@@ -45,17 +45,27 @@ class Transport(NamedTuple):
 
 
 def make_transport(
-  *, workers: int = 1, envs: int = 1, splits: int = 1, rows: int = 2, rollout: int = 4
+  *,
+  workers: int = 1,
+  envs: int | tuple[int, ...] = 1,
+  splits: int = 1,
+  rows: int = 2,
+  rollout: int = 4,
 ) -> Transport:
-  """Allocates what the processes of a run share, as the runtime does."""
-  topology = Topology(workers, envs, splits, rows, rollout)
+  """Allocates what the processes of a run share; `envs`: of every worker, or of each."""
+  topology = Topology(
+    worker_envs=(envs,) * workers if isinstance(envs, int) else envs,
+    num_splits=splits,
+    rows_per_stream=rows,
+    rollout=rollout,
+  )
   return Transport(
     topology,
     zeros(slab_specs(topology, ENV, CORE_SIZE)),
     zeros(stream_specs(topology, CORE_SIZE)),
     RecordQueue(REQUEST, 1000),
     RecordQueue(TRAJECTORY, 1000),
-    [RecordQueue(REPLY, 1000) for _ in range(workers)],
+    [RecordQueue(REPLY, 1000) for _ in range(topology.num_workers)],
   )
 
 

@@ -1,6 +1,8 @@
 """The configuration: every field is a flag, comes back from a file, and is checked with a fix."""
 
+import contextlib
 import enum
+import itertools
 import json
 import types
 import typing
@@ -9,21 +11,11 @@ from typing import Any
 
 import pytest
 from absl import flags
-from ml_collections import config_flags
 
 from sfjax import config as config_lib
-from sfjax.config import (
-  Config,
-  Core,
-  Encoder,
-  check_encoder,
-  field_paths,
-  from_dict,
-  get_field,
-  resolve,
-  to_dict,
-  validate,
-)
+from sfjax.command_line import define_config
+from sfjax.config import Config, Core, Encoder, check_encoder, check_types, resolve, validate
+from sfjax.fields import field_types, from_dict, get_field, to_dict
 
 ROOT = Path(__file__).parent.parent
 FILES = ('configs/doom.py', 'configs/doom.py:deadly_corridor', 'configs/cartpole.py')
@@ -33,26 +25,28 @@ def parse(file: str, *overrides: str) -> Config:
   """Reads a configuration file as `launch.py` does, with flags of its own."""
   values = flags.FlagValues()
   argv = ['launch.py', f'--config={ROOT}/{file}', *(f'--config.{text}' for text in overrides)]
-  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+  define_config(values, argv)
   assert values(argv) == ['launch.py']
   return values.config
 
 
-def field_types(cls: type = Config, prefix: str = '') -> dict[str, Any]:
+def is_optional(hint: Any) -> bool:
+  return isinstance(hint, types.UnionType)
+
+
+def value_types() -> dict[str, Any]:
   """The type of every field, of an optional one without None."""
   found = {}
-  for name, hint in typing.get_type_hints(cls).items():
-    if isinstance(hint, types.UnionType):
-      (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
-    if hasattr(hint, '__dataclass_fields__'):
-      found |= field_types(hint, f'{prefix}{name}.')
-    else:
-      found[prefix + name] = hint
+  for path, hint in field_types(Config).items():
+    args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    found[path] = args[0] if is_optional(hint) else hint
   return found
 
 
 def other_value(hint: Any, value: Any) -> tuple[str, Any]:
   """A value that a field does not have, as text and as it should arrive."""
+  if typing.get_origin(hint) is dict:
+    return '{"width": 3, "names": ["a"]}', {'width': 3, 'names': ['a']}
   if isinstance(hint, type) and issubclass(hint, enum.Enum):
     other = next(member for member in hint if member is not value)
     return other.value, other
@@ -66,23 +60,61 @@ def other_value(hint: Any, value: Any) -> tuple[str, Any]:
   }[hint]
 
 
-# Options of an environment are a dictionary of the configuration file.
-PATHS = [path for path in field_paths() if path != 'env.kwargs']
-
-
 def test_every_field_is_a_flag_of_its_type():
   """Catches a field that ml_collections cannot override or leaves as text, as dictionaries are."""
-  hints, default = field_types(), parse('configs/doom.py')
-  assert sorted(hints) == sorted(field_paths())
-  assert len(PATHS) > 40
+  hints, default = value_types(), parse('configs/doom.py')
+  assert len(hints) > 40
   overrides, expected = [], {}
-  for path in PATHS:
+  for path in hints:
     text, expected[path] = other_value(hints[path], get_field(default, path))
     overrides.append(f'{path}={text}')
   config = parse('configs/doom.py', *overrides)
   for path, value in expected.items():
     assert get_field(config, path) == value != get_field(default, path), path
     assert type(get_field(config, path)) is type(value), path
+
+
+def test_every_optional_field_can_be_made_automatic_again():
+  """Catches an optional field that keeps, once the file has set it, a number for ever."""
+  optional = [path for path, hint in field_types(Config).items() if is_optional(hint)]
+  assert len(optional) > 5
+  config = parse('configs/cartpole.py', *(f'{path}=7' for path in optional))
+  assert {get_field(config, path) for path in optional} == {7}
+  config = parse('configs/cartpole.py', *(f'{path}=None' for path in optional))
+  assert {get_field(config, path) for path in optional} == {None}
+  with pytest.raises(ValueError, match='train.seed is None; it must be an integer'):
+    check_types(parse('configs/cartpole.py', 'train.seed=None'))
+
+
+@pytest.mark.parametrize(
+  'path, value, problem',
+  (
+    ('learner.batch_size', '512', "is '512'; it must be an integer"),
+    ('learner.batch_size', 512.0, 'is 512.0; it must be an integer'),
+    ('train.seed', True, 'is True; it must be an integer'),
+    ('loss.gamma', '0.9', "is '0.9'; it must be a number"),
+    ('sampler.num_workers', '4', "is '4'; it must be an integer or None"),
+    ('model.core', 'gru', "is 'gru'; it must be Core.NONE or Core.GRU"),
+    ('model.mlp_layers', [64, 64], 'is [64, 64]; it must be a tuple, each item an integer'),
+    ('model.mlp_layers', (64, '64'), "is (64, '64'); it must be a tuple, each item an integer"),
+    ('env.kwargs', {'size': {1}}, "is {'size': {1}}; it must be a dictionary of texts to JSON"),
+    ('env.kwargs', {1: 1}, 'is {1: 1}; it must be a dictionary of texts to JSON values'),
+    ('env.name', None, 'is None; it must be a text'),
+    ('train', 3, 'is 3; it must be a TrainConfig'),
+  ),
+)
+def test_a_value_of_another_type_in_a_file_is_told(path, value, problem):
+  """Catches a TypeError from a comparison, and 0.9 as text that reaches the compiler."""
+  config = Config()
+  section, _, name = path.rpartition('.')
+  setattr(get_field(config, section) if section else config, name, value)
+  for check in (check_types, validate):
+    with pytest.raises(ValueError) as caught:
+      check(config)
+    assert str(caught.value).startswith(f'  {path} {problem}')
+  config = Config()
+  config.loss.gamma = 1  # An integer is a number.
+  check_types(config)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +149,15 @@ def test_a_misspelt_field_in_a_file_is_an_error():
 def test_a_configuration_comes_back_from_its_file(file):
   """Catches enums, tuples or None that do not survive JSON."""
   config = parse(file)
-  config.env.kwargs = {'width': 3, 'names': ['a', 'b']}
+  config.env.kwargs = {'width': 3, 'size': (72, 128)}
   for resolved in (False, True):
     if resolved:
       resolve(config, cpus=3, cpus_reason='a test', accelerator=False)
-    back = from_dict(json.loads(json.dumps(to_dict(config))))
+    data = to_dict(config)
+    assert json.loads(json.dumps(data)) == data
+    back = from_dict(data, Config)
+    assert back.env.kwargs == {'width': 3, 'size': [72, 128]}
+    back.env.kwargs = config.env.kwargs
     assert back == config
     assert isinstance(back.model.mlp_layers, tuple)
     assert isinstance(back.model.encoder, Encoder) and isinstance(back.model.core, Core)
@@ -133,7 +169,7 @@ def test_a_field_of_another_version_is_named():
   data = to_dict(Config())
   data['train']['gone'] = 1
   with pytest.raises(ValueError, match=r"TrainConfig has no fields \['gone'\]"):
-    from_dict(data)
+    from_dict(data, Config)
 
 
 def valid_config() -> Config:
@@ -184,7 +220,7 @@ def test_every_limit_is_checked_and_says_the_number(path):
 def test_every_number_has_a_limit_or_is_meant_to_have_none():
   """Catches a new field that nobody checks."""
   limits = {*config_lib._POSITIVE, *config_lib._NOT_NEGATIVE, *config_lib._FRACTIONS}
-  numbers = {path for path, hint in field_types().items() if hint in (int, float)}
+  numbers = {path for path, hint in value_types().items() if hint in (int, float)}
   assert numbers - limits == {'env.reward_scale', 'train.stop_at_return'}
   assert limits <= numbers
 
@@ -253,3 +289,17 @@ def test_an_encoder_fits_the_observations_or_says_which_does():
   check_encoder(config, (4,))
   with pytest.raises(ValueError, match=r'encoder is mlp .* \(72, 128, 3\); use conv'):
     check_encoder(config, (72, 128, 3))
+
+
+@pytest.mark.parametrize('value', (0, -1))
+def test_no_number_stops_the_checks_themselves(value):
+  """Catches a division by a number that is only checked later, in any way to size a run."""
+  numbers = [path for path, hint in value_types().items() if hint in (int, float)]
+  for path, synchronous, envs in itertools.product(numbers, (False, True), (None, 8)):
+    config = Config()
+    config.train.synchronous, config.sampler.num_envs = synchronous, envs
+    section, name = path.split('.')
+    setattr(getattr(config, section), name, value)
+    resolve(config, cpus=4, cpus_reason='a test', accelerator=False)
+    with contextlib.suppress(ValueError):
+      validate(config)

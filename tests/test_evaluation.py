@@ -12,6 +12,7 @@ from sfjax import evaluation
 from sfjax.actors.splits import episode_seed
 from sfjax.checkpoints import Checkpoints, Progress
 from sfjax.evaluation import FIRST_STREAM, MAX_ENVS, Episode, evaluate, play, summarize
+from sfjax.fields import to_dict
 from sfjax.inference.act import ActOutput, make_act
 from sfjax.learner.setup import initial_states
 from sfjax.models.actor_critic import make_model
@@ -178,7 +179,7 @@ def test_the_summary_by_hand():
 def run_folder(tmp_path, states):
   """A run folder with two checkpoints; in the older, action 0 is all but certain."""
   config = make_config()
-  (tmp_path / 'config.json').write_text(json.dumps(config_lib.to_dict(config)))
+  (tmp_path / 'config.json').write_text(json.dumps({'config': to_dict(config)}))
   older = jax.tree.map(np.copy, states)
   older[0].params['params']['policy_head']['bias'][:] = 9.0, -9.0
   checkpoints = Checkpoints(tmp_path, keep=3)

@@ -38,7 +38,7 @@ def slow_learner_main(shared: entries.Shared, trains: bool) -> None:
       time.sleep(UPDATE_S)
       copy = jax.tree.map(lambda leaf: leaf.copy(), state)
       version = int(np.asarray(state.version)[0])
-      spoiled = {name: np.array(array) for name, array in batch.items()}
+      spoiled: Any = {name: np.array(array) for name, array in batch.items()}
       stale = spoiled['played'] & (version - spoiled['version'] > MAX_LAG)
       for name in ('rewards', 'behaviour_log_prob', 'behaviour_value'):
         spoiled[name][stale] = np.nan
@@ -75,12 +75,13 @@ def run(tmp_path_factory) -> tuple[list[dict[str, Any]], list[dict[str, Any]], d
   config.learner.rollout, config.learner.batch_size = 8, 64
   config.learner.max_policy_lag = MAX_LAG
   config.learner.num_threads = 1
-  config.train.max_seconds, config.train.report_every_s = 12.0, 1.0
+  config.train.max_frames, config.train.report_every_s = 384, 1.0
+  config.train.max_seconds = 90.0
   prepare(config)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(entries, 'learner_main', slow_learner_main)
     runtime = Runtime(config, workdir)
-    assert runtime.run() is Outcome.MAX_SECONDS
+    assert runtime.run() is Outcome.MAX_FRAMES
   checked = [json.loads(line) for line in (workdir / 'checked.jsonl').read_text().splitlines()]
   counters = {name: int(runtime.status[name][0]) for name in ('samples', 'samples_dropped')}
   return checked, metrics(workdir), counters

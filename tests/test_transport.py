@@ -31,8 +31,7 @@ from tests.fakes import (
 class Sizes(NamedTuple):
   """What a run may be made of."""
 
-  workers: int
-  envs_per_split: int
+  envs: tuple[int, ...]  # Of each worker.
   splits: int
   policies: int
   rollout: int
@@ -40,11 +39,14 @@ class Sizes(NamedTuple):
   devices: int
   share: int
 
+  @property
+  def workers(self) -> int:
+    return len(self.envs)
+
 
 SIZES = st.builds(
   Sizes,
-  workers=st.integers(1, 3),
-  envs_per_split=st.integers(1, 2),
+  envs=st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple),
   splits=st.integers(1, 3),
   policies=st.integers(1, 2),
   rollout=st.integers(1, 5),
@@ -104,10 +106,8 @@ class World:
 
   def __init__(self, sizes: Sizes, rng: np.random.Generator) -> None:
     self.sizes, self.rng = sizes, rng
-    envs = sizes.splits * sizes.envs_per_split
     self.transport = make_transport(
-      workers=sizes.workers,
-      envs=envs,
+      envs=sizes.envs,
       splits=sizes.splits,
       rows=sizes.rows,
       rollout=sizes.rollout,
@@ -198,8 +198,10 @@ class World:
 
   def newest(self) -> list[tuple[int, int]]:
     return [
-      (stream, self.generations[stream // self.topology.envs_per_worker])
-      for stream in range(self.topology.num_streams)
+      (stream, self.generations[worker])
+      for worker in range(self.sizes.workers)
+      for split in self.topology.splits_of(worker)
+      for stream in range(self.topology.num_streams)[self.topology.streams_of(worker, split)]
     ]
 
   def take_unfinished_batches(self) -> None:
@@ -222,7 +224,7 @@ class World:
       trajectories=MortalQueue(self.transport.trajectories, fuse, self._note_row),
     )
     splits = []
-    for split in range(self.topology.num_splits):
+    for split in self.topology.splits_of(index):
       part = self.topology.streams_of(index, split)
       envs = []
       for stream in range(part.start, part.stop):

@@ -20,7 +20,7 @@ class Selection(NamedTuple):
 
 def bucket_sizes(topology: Topology) -> tuple[int, ...]:
   """Batch sizes that are compiled: multiples of a split, doubling, up to every stream."""
-  sizes, size = [], topology.split_size
+  sizes, size = [], topology.largest_split
   while size < topology.num_streams:
     sizes.append(size)
     size *= 2

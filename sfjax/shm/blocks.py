@@ -7,6 +7,8 @@ depend on /dev/shm. The descriptor travels in the spawn arguments of a child.
 import errno
 import mmap
 import os
+import sys
+import tempfile
 import weakref
 from collections.abc import Mapping
 from multiprocessing.reduction import DupFd
@@ -29,11 +31,19 @@ def block_bytes(specs: Mapping[str, ArraySpec]) -> int:
   return sum(_aligned(spec.nbytes) for spec in specs.values())
 
 
+def _anonymous_file() -> int:
+  if sys.platform == 'linux':
+    return os.memfd_create('sfjax')
+  # Serial runs on macOS: a file without a name is nearly as good.
+  with tempfile.TemporaryFile() as file:
+    return os.dup(file.fileno())
+
+
 class SharedBlock:
   """A memory file that one process allocates and any child can map."""
 
   def __init__(self) -> None:
-    self._own(os.memfd_create('sfjax'))
+    self._own(_anonymous_file())
 
   def allocate(self, specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
     """Reserves the memory for `specs` and maps it.
@@ -55,7 +65,8 @@ class SharedBlock:
         errno.ENOMEM, f'shared memory of {nbytes} bytes asked, {available} available ({reason})'
       )
     os.ftruncate(self._fd, nbytes)
-    os.posix_fallocate(self._fd, 0, nbytes)
+    if sys.platform == 'linux':
+      os.posix_fallocate(self._fd, 0, nbytes)
     return self.map(specs)
 
   def map(self, specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ import mmap
 import os
 import select
 import struct
+import sys
 import weakref
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -18,7 +19,8 @@ import numpy as np
 
 _PIPE_BUF = select.PIPE_BUF
 _F_SETPIPE_SZ = 1031
-_MAX_PIPE_BYTES = 1 << 20  # What an unprivileged process may ask for.
+# What an unprivileged process may ask for; other systems grow a pipe by themselves, to 64 KiB.
+_MAX_PIPE_BYTES = 1 << 20 if sys.platform == 'linux' else 1 << 16
 _STRUCT_CODES = {'i4': 'i', 'i8': 'q', 'f8': 'd'}
 
 
@@ -40,13 +42,14 @@ class RecordQueue:
     if dtype.itemsize > _PIPE_BUF or nbytes > _MAX_PIPE_BYTES:
       raise ValueError(
         f'{capacity} records of {dtype.itemsize} bytes need {nbytes} bytes; a pipe holds '
-        f'{_MAX_PIPE_BYTES} in records of at most {_PIPE_BUF}. Use fewer streams.'
+        f'{_MAX_PIPE_BYTES} in records of at most {_PIPE_BUF}; use fewer environments'
       )
     self.dtype = dtype
     self._read_fd, self._write_fd = os.pipe()
     os.set_blocking(self._read_fd, False)
     os.set_blocking(self._write_fd, False)
-    fcntl.fcntl(self._write_fd, _F_SETPIPE_SZ, min(max(2 * nbytes, 65536), _MAX_PIPE_BYTES))
+    if sys.platform == 'linux':
+      fcntl.fcntl(self._write_fd, _F_SETPIPE_SZ, min(max(2 * nbytes, 65536), _MAX_PIPE_BYTES))
     self._prepare()
 
   def _prepare(self) -> None:

@@ -8,7 +8,10 @@ rows out. Every field has one writer:
 - the mailbox: the inference server.
 """
 
-from typing import NamedTuple
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -26,34 +29,52 @@ TRAJECTORY = np.dtype([('row', 'i4'), ('serial', 'i8')])
 NOT_WAITING = -1
 
 
-class Topology(NamedTuple):
-  """How many workers, environments and rows there are, and how they are numbered."""
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+  """How many workers, environments and rows there are, and how they are numbered.
 
-  num_workers: int
-  envs_per_worker: int  # K.
-  num_splits: int  # S; K is a multiple of it.
+  Streams are numbered worker by worker and split by split. Splits of a worker differ by at most
+  one environment, the larger ones first.
+  """
+
+  worker_envs: tuple[int, ...]  # K of each worker.
+  num_splits: int  # S.
   rows_per_stream: int  # R.
   rollout: int  # T.
 
   @property
-  def num_streams(self) -> int:
-    return self.num_workers * self.envs_per_worker
+  def num_workers(self) -> int:
+    return len(self.worker_envs)
 
   @property
   def num_rows(self) -> int:
     return self.num_streams * self.rows_per_stream
 
-  @property
-  def split_size(self) -> int:
-    return self.envs_per_worker // self.num_splits
+  @cached_property
+  def num_streams(self) -> int:
+    return sum(self.worker_envs)
+
+  @cached_property
+  def first_streams(self) -> tuple[int, ...]:
+    """The first stream of each worker."""
+    return tuple(accumulate(self.worker_envs[:-1], initial=0))
+
+  @cached_property
+  def largest_split(self) -> int:
+    return -(-max(self.worker_envs) // self.num_splits)
+
+  def splits_of(self, worker: int) -> range:
+    """The splits of a worker, fewer than S where there are fewer environments."""
+    return range(min(self.num_splits, self.worker_envs[worker]))
 
   def streams_of(self, worker: int, split: int) -> slice:
     """The streams of one split of one worker."""
-    start = worker * self.envs_per_worker + split * self.split_size
-    return slice(start, start + self.split_size)
+    size, larger = divmod(self.worker_envs[worker], self.num_splits)
+    start = self.first_streams[worker] + split * size + min(split, larger)
+    return slice(start, start + size + (split < larger))
 
   def worker_of_row(self, row: int) -> int:
-    return row // (self.rows_per_stream * self.envs_per_worker)
+    return bisect_right(self.first_streams, self.stream_of_row(row)) - 1
 
   def stream_of_row(self, row: int) -> int:
     return row // self.rows_per_stream

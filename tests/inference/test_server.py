@@ -65,7 +65,7 @@ def check_answers(
     assert table['reply_core'][stream].tolist() == [1000 + place, stream]
     assert table['reply_version'][stream] == table['reply_learner_version'][stream] == 1
     assert table['reply_generation'][stream] == 2
-    assert table['reply_tick'][stream] == 7 + stream // transport.topology.envs_per_worker
+    assert table['reply_tick'][stream] == 7 + stream // 4
   others = np.setdiff1d(np.arange(transport.topology.num_streams), streams)
   for name, array in before.items():
     np.testing.assert_array_equal(table[name][others], array[others], name)
