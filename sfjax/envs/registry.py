@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DOOM_PREFIX = 'doom:'
 NULL_PIXELS = 'null:pixels'
+RECALL = 'recall'
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -42,7 +43,7 @@ def make_env(name: str, context: EnvContext) -> 'gymnasium.Env':
   """Makes an environment that keeps the contract of this module.
 
   Args:
-    name: `doom:<scenario>`, `null:pixels`, or the id of a registered Gymnasium environment.
+    name: `doom:<scenario>`, `recall`, `null:pixels`, or the id of a registered Gymnasium one.
     context: its place in the run; `options` are keyword arguments of the environment.
 
   Raises:
@@ -55,6 +56,10 @@ def make_env(name: str, context: EnvContext) -> 'gymnasium.Env':
     from sfjax.envs.null import NullEnv
 
     return NullEnv(context)
+  if name == RECALL:
+    from sfjax.envs.recall import RecallEnv
+
+    return RecallEnv(context)
   return _make_gymnasium(name, context)
 
 
@@ -98,7 +103,12 @@ def _make_gymnasium(name: str, context: EnvContext) -> 'gymnasium.Env':
 def _unknown_id(name: str) -> ValueError:
   import gymnasium
 
-  known = [NULL_PIXELS, *(DOOM_PREFIX + scenario for scenario in SCENARIOS), *gymnasium.registry]
+  known = [
+    NULL_PIXELS,
+    RECALL,
+    *(DOOM_PREFIX + scenario for scenario in SCENARIOS),
+    *gymnasium.registry,
+  ]
   return ValueError(f'no environment {name!r}; {_nearest(name, known)}')
 
 
