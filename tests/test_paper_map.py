@@ -12,7 +12,7 @@ DOCUMENT = ROOT / 'docs' / 'paper_map.md'
 COLUMNS = ['their name', 'our word', 'where', 'differs because']
 MIN_REFERENCES = 30
 
-SECTIONS = ('3.1', '3.2', '3.3', '3.4', '3.5')
+SECTIONS = ('3.1 ', '3.2 ', '3.3 ', '3.4 ', '3.5 ')
 # Each must be in the first column of some row.
 TERMS = (
   'rollout worker → policy worker: observations',
@@ -50,6 +50,36 @@ TERMS = (
   'agent (rlpyt)',
   'leading dims',
 )
+# Options of Sample Factory 2 by section; each section's first column has these and no others.
+OPTIONS = {
+  'Data regime': (
+    'batch_size num_batches_per_epoch num_epochs rollout recurrence shuffle_minibatches gamma '
+    'reward_scale reward_clip value_bootstrap normalize_returns obs_subtract_mean obs_scale '
+    'normalize_input normalize_input_keys'
+  ),
+  'Losses': (
+    'exploration_loss exploration_loss_coeff value_loss_coeff kl_loss_coeff gae_lambda '
+    'ppo_clip_ratio ppo_clip_value with_vtrace vtrace_rho vtrace_c'
+  ),
+  'Optimizer and learning rate': (
+    'optimizer adam_eps adam_beta1 adam_beta2 max_grad_norm learning_rate lr_schedule '
+    'lr_schedule_kl_threshold lr_adaptive_min lr_adaptive_max'
+  ),
+  'Logging, termination, saving': (
+    'log_to_file experiment_summaries_interval flush_summaries_interval stats_avg '
+    'summaries_use_frameskip heartbeat_interval heartbeat_reporting_interval train_for_env_steps '
+    'train_for_seconds save_every_sec keep_checkpoints load_checkpoint_kind save_milestones_sec '
+    'save_best_every_sec save_best_metric save_best_after'
+  ),
+  'Model': (
+    'encoder_mlp_layers encoder_conv_architecture encoder_conv_mlp_layers use_rnn rnn_size '
+    'rnn_type rnn_num_layers decoder_mlp_layers nonlinearity policy_initialization '
+    'policy_init_gain actor_critic_share_weights adaptive_stddev continuous_tanh_scale '
+    'initial_stddev'
+  ),
+}
+ABSENT = ('not yet', '-')  # Places of what is not here; such a row gives the reason.
+CONFIG_FIELD = r'`(env|sampler|model|loss|learner|inference|train|checkpoint)\.(\w+)`'
 
 
 def table_rows(text: str) -> list[list[str]]:
@@ -124,16 +154,36 @@ def test_rows_have_four_cells_and_a_place(text):
   rows = table_rows(text)
   assert [row for row in rows if len(row) != len(COLUMNS) or not all(row)] == []
   for _, _, where, why in rows:
-    if where == 'not yet':
-      assert why != '-', 'a row that is not there yet gives the reason'
+    if where in ABSENT:
+      assert why != '-', f'no reason in a row whose place is {where!r}'
     else:
       assert references(f'| {where} |'), f'no reference in {where!r}'
 
 
+def section_rows(text: str, title: str) -> list[list[str]]:
+  """Returns the table rows under the heading that starts with `title`."""
+  parts = re.split(r'^###? ', text, flags=re.MULTILINE)
+  return [row for part in parts if part.startswith(title) for row in table_rows(part)]
+
+
 def test_sections_have_a_table(text):
-  parts = re.split(r'^## ', text, flags=re.MULTILINE)
-  for section in SECTIONS:
-    assert any(p.startswith(section + ' ') and table_rows(p) for p in parts), section
+  assert [section for section in SECTIONS if not section_rows(text, section)] == []
+
+
+@pytest.mark.parametrize('title', OPTIONS)
+def test_options_are_mapped(text, title):
+  """Catches an option without a row, or with two."""
+  rows = section_rows(text, title + '\n')
+  named = [name for row in rows for name in re.findall(r'`(\w+)`', row[0])]
+  assert sorted(named) == sorted(OPTIONS[title].split())
+
+
+@pytest.mark.parametrize('document', ['README.md', 'docs/paper_map.md', 'docs/metrics.md'])
+def test_config_fields_exist(document):
+  """Catches a document that names a field after it was renamed."""
+  found = set(re.findall(CONFIG_FIELD, (ROOT / document).read_text(encoding='utf-8')))
+  paths = [f'sfjax/config.py:{part.capitalize()}Config.{name}' for part, name in sorted(found)]
+  assert found and [p for p in map(problem, paths) if p] == []
 
 
 def test_terms_are_mapped(text):
