@@ -15,6 +15,9 @@ def get_config() -> config_lib.Config:
   config.env.name = 'CartPole-v1'
   config.env.reward_scale = 0.1  # Discounted returns up to 10 suit the value head.
   config.model.encoder = config_lib.Encoder.MLP
+  config.model.mlp_layers = (64, 64)
+  config.model.activation = config_lib.Activation.TANH
+  config.model.init_gain = 2.0**0.5
   config.model.core = config_lib.Core.NONE
   config.learner.learning_rate = 1e-3
   config.learner.epochs = 2

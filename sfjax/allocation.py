@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sfjax import entries
-from sfjax.config import Config, check_encoder, core_size, trajectories_per_batch, worker_envs
+from sfjax.config import Config, check_encoder, trajectories_per_batch, worker_envs
 from sfjax.machine import available_memory, usable_cpus
 from sfjax.metrics.records import EPISODE, UPDATE
 from sfjax.metrics.stages import status_specs
 from sfjax.shm.blocks import SharedBlock, block_bytes
 from sfjax.shm.queues import RecordQueue
-from sfjax.shm.slab import REPLY, REQUEST, TRAJECTORY, Topology, slab_specs, stream_specs
+from sfjax.shm.slab import REPLY, REQUEST, TRAJECTORY, Topology
 from sfjax.specs import EnvSpec
 
 PROBE_TIMEOUT_S = 60.0
@@ -36,7 +36,7 @@ def plan(config: Config, scratch: str) -> tuple[EnvSpec, Topology]:
     ChildDiedError: see `probe_env`.
   """
   env = probe_env(config, scratch)
-  check_encoder(config, env.obs['obs'].shape)
+  check_encoder(config, env.obs)
   topology = make_topology(config)
   check_memory(config, topology, env)
   return env, topology
@@ -97,7 +97,7 @@ def check_memory(config: Config, topology: Topology, env: EnvSpec) -> None:
   Raises:
     ValueError: they do not; the message has the need, the limit and the fix.
   """
-  slab = block_bytes(slab_specs(topology, env, core_size(config)))
+  slab = block_bytes(entries.slab_layout(config, topology, env))
   batches = 2 * config.train.num_policies * trajectories_per_batch(config)
   batches *= slab // topology.num_rows
   available, reason = available_memory()
@@ -118,8 +118,8 @@ def make_shared(
   streams, splits = topology.num_streams, topology.num_workers * topology.num_splits
   policies = config.train.num_policies
   blocks = [SharedBlock() for _ in range(4)]
-  blocks[0].allocate(slab_specs(topology, env, core_size(config)))
-  blocks[1].allocate(stream_specs(topology, core_size(config)))
+  blocks[0].allocate(entries.slab_layout(config, topology, env))
+  blocks[1].allocate(entries.streams_layout(config, topology, env))
   blocks[2].allocate(status_specs(topology, policies))
   # A restarted worker may ask and queue again what its predecessor did, hence twice.
   rows = max(topology.worker_envs) * topology.rows_per_stream

@@ -25,7 +25,7 @@ from sfjax.machine import check_platform
 from sfjax.metrics.stages import Stage, StageTimer, server_index
 from sfjax.runtime import Runtime
 from sfjax.shm.blocks import SharedBlock
-from sfjax.specs import array_spec
+from sfjax.specs import action_decoder, action_spec, array_spec, random_action
 from sfjax.training import EXIT_FAILED, bad_configuration, prepare
 
 WINDOWS = 3
@@ -77,7 +77,8 @@ class CheckingPolicies:
         f'not {expected[wrong]}'
       )
     zeros = np.zeros(n, np.float32)
-    return Answer(zeros.astype(np.int32), zeros, zeros, buffer['core'][:n], 0)
+    action = np.zeros((n, 1), np.int32)  # `null:pixels` has one choice, and of it no parameters.
+    return Answer(action, zeros, zeros, buffer['core'][:n], zeros[:, None], 0)
 
 
 class SleepingPolicies(CheckingPolicies):
@@ -98,7 +99,7 @@ def checking_server_main(shared: entries.Shared) -> None:
   entries.enter_child(shared.runtime_pid)
   status = shared.map_status()
   timer = StageTimer(status, server_index(shared.topology))
-  specs = batch_specs(shared.topology, shared.env.obs, core_size(shared.config))
+  specs = batch_specs(shared.topology, shared.env, core_size(shared.config))
   buffer = {name: np.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
   sleep_s = shared.config.env.kwargs.get('sleep_s', 0.0) * 0.4 * max(shared.topology.worker_envs)
   policies = SleepingPolicies(buffer, sleep_s) if sleep_s else CheckingPolicies(buffer)
@@ -135,9 +136,13 @@ def simulation_main(
   episodes = [0] * len(envs)
   for i, env in enumerate(envs):
     env.reset(seed=episode_seed(config.train.seed, i, 0))
-  num_actions = int(envs[0].action_space.n)  # pyright: ignore[reportAttributeAccessIssue]
+  spec = action_spec(envs[0].action_space)
+  decode = action_decoder(envs[0].action_space, spec)
+  # Drawn ahead: drawing is no part of a simulation.
+  drawn = [decode(np.stack([random_action(spec, rng) for _ in envs])) for _ in range(256)]
+  turn = 0
   while not counters['stop'][0]:
-    actions = rng.integers(num_actions, size=len(envs)).tolist()
+    actions, turn = drawn[turn % len(drawn)], turn + 1
     for i, env in enumerate(envs):
       _, _, terminated, truncated, _ = env.step(actions[i])
       if terminated or truncated:

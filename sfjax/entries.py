@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sfjax.config import Config, core_size
+from sfjax.config import Config, core_size, needs_behaviour_params
 from sfjax.machine import compilation_cache
 from sfjax.metrics.stages import (
   Stage,
@@ -31,7 +31,7 @@ from sfjax.metrics.stages import (
 from sfjax.shm.blocks import SharedBlock
 from sfjax.shm.queues import RecordQueue
 from sfjax.shm.slab import Topology, slab_specs, stream_specs
-from sfjax.specs import EnvSpec
+from sfjax.specs import ArraySpec, EnvSpec
 
 RUN_ID = 'SFJAX_RUN_ID'  # Environment variable that marks every process of a run.
 
@@ -39,6 +39,18 @@ EXIT_UNGUARDED = 64  # Of a child whose script would train again; its parent say
 
 _PR_SET_PDEATHSIG = 1
 _WORKER_NICENESS = 5
+
+
+def slab_layout(config: Config, topology: Topology, env: EnvSpec) -> dict[str, ArraySpec]:
+  """Returns the specs of the slab of a run."""
+  exact_kl = needs_behaviour_params(config)
+  return slab_specs(topology, env, core_size(config), behaviour_params=exact_kl)
+
+
+def streams_layout(config: Config, topology: Topology, env: EnvSpec) -> dict[str, ArraySpec]:
+  """Returns the specs of the stream table and the mailboxes of a run."""
+  exact_kl = needs_behaviour_params(config)
+  return stream_specs(topology, env, core_size(config), behaviour_params=exact_kl)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,10 +75,10 @@ class Shared:
   updates: RecordQueue
 
   def map_slab(self) -> dict[str, np.ndarray]:
-    return self.slab.map(slab_specs(self.topology, self.env, core_size(self.config)))
+    return self.slab.map(slab_layout(self.config, self.topology, self.env))
 
   def map_streams(self) -> dict[str, np.ndarray]:
-    return self.streams.map(stream_specs(self.topology, core_size(self.config)))
+    return self.streams.map(streams_layout(self.config, self.topology, self.env))
 
   def map_status(self) -> dict[str, np.ndarray]:
     return self.status.map(status_specs(self.topology, self.config.train.num_policies))
@@ -115,7 +127,8 @@ def probe_main(parent: int, config: Config, scratch: str, reply: Connection) -> 
         scratch=scratch,
       ),
     )
-    reply.send(env_spec(env.observation_space, env.action_space))
+    spec = env_spec(env.observation_space, env.action_space, squash=config.model.squash_actions)
+    reply.send(spec)
     env.close()
   except (ValueError, ImportError) as error:
     reply.send(error)
@@ -157,19 +170,6 @@ def make_worker(shared: Shared, index: int, generation: int, timer: StageTimer) 
   return Worker(generation=generation, splits=splits, replies=shared.replies[index], timer=timer)
 
 
-def _random_starts(shared: Shared, worker: int, part: slice) -> list[list[int]]:
-  from sfjax.actors.splits import random_start
-
-  config, first = shared.config, shared.topology.first_streams[worker]
-  unit = config.sampler.decorrelation_steps
-  assert unit is not None, 'resolve() fills it in'
-  num_actions, seed = shared.env.num_actions, config.train.seed
-  return [
-    random_start(seed, stream, steps=unit * (stream - first), num_actions=num_actions)
-    for stream in range(part.start, part.stop)
-  ]
-
-
 def _make_split(
   shared: Shared,
   index: int,
@@ -180,8 +180,11 @@ def _make_split(
 ) -> Any:
   from sfjax.actors.splits import Split
   from sfjax.envs.registry import EnvContext, make_env
+  from sfjax.specs import action_decoder
 
   config, topology = shared.config, shared.topology
+  unit = config.sampler.decorrelation_steps
+  assert unit is not None, 'resolve() fills it in'
   part = topology.streams_of(index, split)
   folder = Path(shared.scratch) / f'worker-{index}-{generation}'
   envs = []
@@ -211,6 +214,7 @@ def _make_split(
     generation=generation,
     index=split,
     envs=envs,
+    spec=shared.env,
     topology=topology,
     slab=slab,
     streams=streams,
@@ -220,7 +224,10 @@ def _make_split(
     num_policies=config.train.num_policies,
     seed=config.train.seed,
     reward_scale=config.env.reward_scale,
-    random_starts=_random_starts(shared, index, part),
+    decode=action_decoder(envs[0].action_space, shared.env.action),
+    random_starts=[
+      unit * (stream - topology.first_streams[index]) for stream in range(part.start, part.stop)
+    ],
     partial=config.train.synchronous,
   )
 

@@ -22,7 +22,7 @@ from sfjax.envs.registry import EnvContext, make_env
 from sfjax.inference.act import Act, make_act
 from sfjax.learner.setup import initial_states
 from sfjax.models.actor_critic import make_model
-from sfjax.specs import env_spec
+from sfjax.specs import EnvSpec, action_decoder, env_spec, split_obs
 from sfjax.training import EXIT_BAD_INPUT, load_config
 
 MAX_ENVS = 16
@@ -87,13 +87,18 @@ def load_policy(
     FileNotFoundError: there is no such checkpoint.
   """
   env = make_env(config.env.name, EnvContext(options=config.env.kwargs))
-  spec = env_spec(env.observation_space, env.action_space)
+  spec = _spec(config, env)
   env.close()
   template = jax.eval_shape(lambda: initial_states(config, spec))
   restored = Checkpoints(workdir).restore(template, step)
   params = jax.device_put(restored.states[0].params)
-  act = make_act(make_model(config, spec), deterministic=deterministic)
+  act = make_act(make_model(config, spec), spec.action, deterministic=deterministic)
   return params, restored.progress.frames[0], act, restored.step
+
+
+def _spec(config: Config, env: Any) -> EnvSpec:
+  squash = config.model.squash_actions
+  return env_spec(env.observation_space, env.action_space, squash=squash)
 
 
 def play(config: Config, act: Act, params: Any, *, episodes: int) -> list[Episode]:
@@ -128,18 +133,22 @@ def _play(
   episode, steps, returns = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n)
   core: Any = np.zeros((n, core_size(config)), np.float32)
   obs = [env.reset(seed=episode_seed(seed, int(streams[i]), 0))[0] for i, env in enumerate(envs)]
+  spec = _spec(config, envs[0])
+  decode = action_decoder(envs[0].action_space, spec.action)
   results = []
   while any(episode[i] < shares[i] for i in range(n)):
     fixed = (np.full(n, seed), np.zeros(n, np.int64), streams, episode, steps)
     identity: Any = np.stack(fixed, axis=1).astype(np.int32)
     first: Any = steps == 0
-    batch: Any = {'obs': np.stack(obs)}
-    output = act(params, batch, core, first, identity)
-    actions, core = np.asarray(output.action), np.asarray(output.core)
+    arrays, masks = zip(*(split_obs(spec, one) for one in obs), strict=True)
+    batch = {key: np.stack([one[key] for one in arrays]) for key in spec.obs}
+    mask = np.stack(masks) if spec.mask_size else None
+    output = act(params, batch, core, first, identity, mask)
+    actions, core = decode(np.asarray(output.action)), np.asarray(output.core)
     for i in range(n):
       if episode[i] >= shares[i]:
         continue
-      obs[i], reward, terminated, truncated, _ = envs[i].step(int(actions[i]))
+      obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
       returns[i] += float(reward)
       steps[i] += 1
       if terminated or truncated:

@@ -12,6 +12,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait as wait_for_sentinels
 from pathlib import Path
@@ -24,6 +25,7 @@ from sfjax import entries
 from sfjax.allocation import ChildDiedError, make_shared, plan
 from sfjax.cleanup import kill_processes, remove_scratch
 from sfjax.config import Config, TrainConfig
+from sfjax.metrics.advice import advice
 from sfjax.metrics.report import Report
 from sfjax.metrics.stages import (
   DEFAULT_LIMIT_S,
@@ -120,6 +122,7 @@ class Runtime:
       topology=self.topology,
       window=config.train.window,
       path=workdir / 'metrics.jsonl',
+      advise=partial(advice, config=config),
     )
 
   def run(self, notes: Sequence[str] = ()) -> Outcome:

@@ -7,6 +7,7 @@ An environment that crashes takes the run with it.
 import signal
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,6 +16,7 @@ from sfjax import entries
 from sfjax.allocation import make_shared, plan
 from sfjax.cleanup import remove_scratch
 from sfjax.config import Config
+from sfjax.metrics.advice import advice
 from sfjax.metrics.report import Report
 from sfjax.metrics.stages import StageTimer, learner_index, server_index
 from sfjax.runtime import Outcome, decide_outcome
@@ -46,6 +48,7 @@ class SerialRun:
       topology=self.topology,
       window=config.train.window,
       path=workdir / 'metrics.jsonl',
+      advise=partial(advice, config=config),
     )
 
   def run(self, notes: list[str]) -> Outcome:

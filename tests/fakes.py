@@ -11,9 +11,9 @@ from sfjax.inference.server import Answer, Arrays, Server, batch_specs
 from sfjax.metrics.stages import StageTimer, status_specs
 from sfjax.shm.queues import RecordQueue
 from sfjax.shm.slab import REPLY, REQUEST, TRAJECTORY, Topology, slab_specs, stream_specs
-from sfjax.specs import ArraySpec, EnvSpec, array_spec
+from sfjax.specs import ArraySpec, EnvSpec, array_spec, discrete
 
-ENV = EnvSpec(obs={'obs': array_spec(np.float32, 3)}, num_actions=4)
+ENV = EnvSpec(obs={'obs': array_spec(np.float32, 3)}, action=discrete(4))
 CORE_SIZE = 2
 LEARNER_AHEAD = 5  # Versions that `FakeServer` says the learner is ahead of its answers.
 
@@ -61,8 +61,8 @@ def make_transport(
   )
   return Transport(
     topology,
-    zeros(slab_specs(topology, ENV, CORE_SIZE)),
-    zeros(stream_specs(topology, CORE_SIZE)),
+    zeros(slab_specs(topology, ENV, CORE_SIZE, behaviour_params=True)),
+    zeros(stream_specs(topology, ENV, CORE_SIZE, behaviour_params=True)),
     RecordQueue(REQUEST, 1000),
     RecordQueue(TRAJECTORY, 1000),
     [RecordQueue(REPLY, 1000) for _ in range(topology.num_workers)],
@@ -164,7 +164,10 @@ def numbered_answer(version: int, streams: np.ndarray) -> Answer:
   """Answers to `streams` of which every part follows from the action: nothing can be mixed up."""
   action = np.arange(len(streams), dtype=np.int32) + 1000 * version
   core = np.stack([action, streams], axis=1).astype(np.float32)
-  return Answer(action, -action.astype(np.float32), action * np.float32(0.5), core, version)
+  params = np.outer(action, np.arange(1, 5)).astype(np.float32)
+  return Answer(
+    action[:, None], -action.astype(np.float32), action * np.float32(0.5), core, params, version
+  )
 
 
 class Call(NamedTuple):
@@ -183,7 +186,7 @@ class FakePolicies:
     self.calls: list[Call] = []
     self.refreshed: list[int] = []
     self.during_act = lambda: None
-    self._specs = batch_specs(topology, ENV.obs, CORE_SIZE)
+    self._specs = batch_specs(topology, ENV, CORE_SIZE)
 
   def refresh(self, policy: int) -> None:
     self.refreshed.append(policy)
@@ -265,7 +268,8 @@ def assert_rows(
     steps = slots[:-1]
     actions = np.array([slot.action or 0 for slot in steps])
     np.testing.assert_array_equal(row['played'], [slot.action is not None for slot in steps])
-    np.testing.assert_array_equal(row['actions'], actions)
+    np.testing.assert_array_equal(row['actions'][:, 0], actions)
+    np.testing.assert_array_equal(row['behaviour_params'], np.outer(actions, np.arange(1, 5)))
     np.testing.assert_array_equal(row['behaviour_log_prob'], -actions)
     np.testing.assert_array_equal(row['behaviour_value'], actions * 0.5)
     np.testing.assert_array_equal(row['version'], actions // 1000)
@@ -300,6 +304,8 @@ def make_split(
     generation=generation,
     index=index,
     envs=envs,
+    spec=ENV,
+    decode=lambda actions: actions[:, 0].tolist(),
     topology=transport.topology,
     slab=only_writable(transport.slab, *slab_of_worker),
     streams=only_writable(transport.streams, *table_of_worker),

@@ -13,9 +13,9 @@ from sfjax.checkpoints import FOLDER, Checkpoints, Progress
 from sfjax.learner.devices import first_replica, replicate
 from sfjax.learner.setup import initial_states
 from sfjax.learner.update import LearnerState
-from sfjax.specs import EnvSpec, array_spec
+from sfjax.specs import EnvSpec, array_spec, discrete
 
-ENV = EnvSpec({'obs': array_spec(np.float32, 3)}, num_actions=4)
+ENV = EnvSpec({'obs': array_spec(np.float32, 3)}, action=discrete(4))
 
 
 def make_config() -> config_lib.Config:

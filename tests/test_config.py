@@ -9,13 +9,24 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from absl import flags
 
 from sfjax import config as config_lib
 from sfjax.command_line import define_config
-from sfjax.config import Config, Core, Encoder, check_encoder, check_types, resolve, validate
+from sfjax.config import (
+  Config,
+  Core,
+  Encoder,
+  RatioRange,
+  check_encoder,
+  check_types,
+  resolve,
+  validate,
+)
 from sfjax.fields import field_types, from_dict, get_field, to_dict
+from sfjax.specs import ArraySpec, array_spec
 
 ROOT = Path(__file__).parent.parent
 FILES = ('configs/doom.py', 'configs/doom.py:deadly_corridor', 'configs/cartpole.py')
@@ -94,7 +105,7 @@ def test_every_optional_field_can_be_made_automatic_again():
     ('train.seed', True, 'is True; it must be an integer'),
     ('loss.gamma', '0.9', "is '0.9'; it must be a number"),
     ('sampler.num_workers', '4', "is '4'; it must be an integer or None"),
-    ('model.core', 'gru', "is 'gru'; it must be Core.NONE or Core.GRU"),
+    ('model.core', 'gru', "is 'gru'; it must be Core.NONE or Core.GRU or Core.LSTM"),
     ('model.mlp_layers', [64, 64], 'is [64, 64]; it must be a tuple, each item an integer'),
     ('model.mlp_layers', (64, '64'), "is (64, '64'); it must be a tuple, each item an integer"),
     ('env.kwargs', {'size': {1}}, "is {'size': {1}}; it must be a dictionary of texts to JSON"),
@@ -119,7 +130,7 @@ def test_a_value_of_another_type_in_a_file_is_told(path, value, problem):
 
 @pytest.mark.parametrize(
   'override',
-  ('train.seed=1.5', 'learner.microbatch=many', 'model.core=lstm', 'loss.use_clip=perhaps'),
+  ('train.seed=1.5', 'learner.microbatch=many', 'model.core=rnn', 'loss.use_clip=perhaps'),
 )
 def test_a_value_of_another_type_is_refused_with_its_flag(override):
   """Catches a value that is cut to fit."""
@@ -159,7 +170,7 @@ def test_a_configuration_comes_back_from_its_file(file):
     assert back.env.kwargs == {'width': 3, 'size': [72, 128]}
     back.env.kwargs = config.env.kwargs
     assert back == config
-    assert isinstance(back.model.mlp_layers, tuple)
+    assert isinstance(back.model.mlp_layers, tuple) and back.model.decoder_layers == ()
     assert isinstance(back.model.encoder, Encoder) and isinstance(back.model.core, Core)
   validate(config)
 
@@ -194,7 +205,8 @@ def test_all_problems_are_told_together_each_with_the_fix():
   config.train.seed = -1
   config.learner.learning_rate = float('nan')
   config.env.reward_scale = float('nan')
-  config.model.mlp_layers = (64, 0)
+  config.model.mlp_layers, config.model.decoder_layers = (64, 0), (-1,)
+  config.model.conv_dense_layers = (0,)
   assert sorted(problems(config)) == sorted([
     'learner.batch_size 2000 is not a multiple of learner.rollout 32; use 1984 or 2016',
     'sampler.envs_per_worker 5 is not a multiple of sampler.num_splits 2; use 4 or 6',
@@ -203,6 +215,8 @@ def test_all_problems_are_told_together_each_with_the_fix():
     'learner.learning_rate is nan; it must be above 0',
     'env.reward_scale is nan; it must be a number',
     'model.mlp_layers is (64, 0); every size must be above 0',
+    'model.decoder_layers is (-1,); every size must be above 0',
+    'model.conv_dense_layers is (0,); every size must be above 0',
   ])  # fmt: skip
 
 
@@ -220,6 +234,7 @@ def test_every_limit_is_checked_and_says_the_number(path):
 def test_every_number_has_a_limit_or_is_meant_to_have_none():
   """Catches a new field that nobody checks."""
   limits = {*config_lib._POSITIVE, *config_lib._NOT_NEGATIVE, *config_lib._FRACTIONS}
+  limits |= set(config_lib._BELOW_1)
   numbers = {path for path, hint in value_types().items() if hint in (int, float)}
   assert numbers - limits == {'env.reward_scale', 'train.stop_at_return'}
   assert limits <= numbers
@@ -242,11 +257,58 @@ def test_fixes_are_themselves_valid():
   assert problem.endswith('use 48 or 66')
   config.learner.microbatch = 2000
   assert problems(config) == [
-    'learner.microbatch 2000 is more than the 1056 observations of a batch'
+    'learner.microbatch 2000 does not divide the 1056 observations of a minibatch ((rollout + 1) · '
+    'batch_size / rollout / minibatches); use 1056'
   ]
   for divisor in (1, 48, 66, 1056):
     config.learner.microbatch = divisor
     validate(config)
+
+
+@pytest.mark.parametrize(
+  ('options', 'proposals'),
+  (
+    # 1024 / 32 = 32 trajectories.
+    ({'learner.minibatches': 3}, {'learner.minibatches': (2, 4)}),
+    ({'learner.minibatches': 99}, {'learner.minibatches': (32,)}),
+    ({'learner.bptt': 12}, {'learner.bptt': (8, 16)}),
+    ({'learner.bptt': 8, 'model.core': Core.NONE}, {'learner.bptt': (None,)}),
+    ({'learner.max_kl': 0.1}, {'learner.epochs': (2,)}),
+    (
+      {'loss.ratio_range': RatioRange.SYMMETRIC, 'loss.clip_ratio': 1.0},
+      {'loss.clip_ratio': (0.9,)},
+    ),
+    # (32 + 1) · 32 / 4 = 264 = 2³ · 3 · 11 observations in a minibatch.
+    ({'learner.minibatches': 4, 'learner.microbatch': 32}, {'learner.microbatch': (24, 33)}),
+  ),
+)
+def test_updates_on_a_batch_fit_it_or_the_fix_is_told(options, proposals):
+  """Catches samples that no update sees, and options that would do nothing or harm in silence."""
+  config = valid_config()
+  for path, value in options.items():
+    set_field(config, path, value)
+  (problem,) = problems(config)
+  ((path, values),) = proposals.items()
+  assert path in problem
+  for value in values:
+    assert value is None or isinstance(value, float) or str(value) in problem
+    set_field(config, path, value)
+    validate(config)
+
+
+def set_field(config: Config, path: str, value: object) -> None:
+  section, name = path.split('.')
+  setattr(getattr(config, section), name, value)
+
+
+def test_a_distribution_is_stored_only_where_its_kl_is_needed():
+  """Catches a penalty or a limit without the numbers it needs, and memory for nothing."""
+  config = valid_config()
+  assert not config_lib.needs_behaviour_params(config)
+  config.loss.kl_coef = 0.1
+  assert config_lib.needs_behaviour_params(config)
+  config.loss.kl_coef, config.learner.max_kl = 0.0, 0.02
+  assert config_lib.needs_behaviour_params(config)
 
 
 def test_more_policies_than_environments_are_refused():
@@ -280,15 +342,25 @@ def test_an_encoder_fits_the_observations_or_says_which_does():
   """Catches an error from deep inside the network, or a network that sees nothing."""
   config = Config()
   config.env.name = 'Some-v0'
-  check_encoder(config, (36, 36, 3))
-  with pytest.raises(ValueError, match='35 × 100 pixels; .* need 36 × 36'):
-    check_encoder(config, (35, 100, 3))
-  with pytest.raises(ValueError, match=r'encoder is conv and Some-v0 .* \(4,\); use mlp'):
-    check_encoder(config, (4,))
+  vector = {'speed': array_spec(np.float32, 4)}
+
+  def image(*shape: int) -> dict[str, ArraySpec]:
+    return {'camera': array_spec(np.uint8, *shape)}
+
+  check_encoder(config, image(36, 36, 3))
+  check_encoder(config, image(36, 36, 3) | vector)
+  with pytest.raises(ValueError, match=r'\(35, 100, 3\) \(camera\); .* conv_simple needs 36 × 36'):
+    check_encoder(config, vector | image(35, 100, 3))
+  with pytest.raises(ValueError, match=r'conv_simple and Some-v0 .* \(4,\) \(speed\); use mlp'):
+    check_encoder(config, vector)
+  config.model.encoder = Encoder.RESNET
+  check_encoder(config, image(1, 1, 3))
   config.model.encoder = Encoder.MLP
-  check_encoder(config, (4,))
-  with pytest.raises(ValueError, match=r'encoder is mlp .* \(72, 128, 3\); use conv'):
-    check_encoder(config, (72, 128, 3))
+  check_encoder(config, vector)
+  with pytest.raises(
+    ValueError, match=r'encoder is mlp .* \(9, 9, 3\) \(camera\); use conv_simple, '
+  ):
+    check_encoder(config, vector | image(9, 9, 3))
 
 
 @pytest.mark.parametrize('value', (0, -1))

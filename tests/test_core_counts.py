@@ -54,7 +54,8 @@ class CountingPolicies(FakePolicies):
     del policy, bucket
     outputs, core = count(buffer['core'][:n], buffer['first'][None, :n])
     zeros = np.zeros(n, np.float32)
-    return Answer(zeros.astype(np.int32), zeros, outputs[0, :, 0], core, 1)
+    action = np.zeros((n, 1), np.int32)
+    return Answer(action, zeros, outputs[0, :, 0], core, np.zeros((n, 4), np.float32), 1)
 
 
 @pytest.mark.parametrize('rollout', (1, 2, 3, 5))

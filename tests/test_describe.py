@@ -84,8 +84,8 @@ def test_the_table_has_every_field_resolved(capsys):
   assert found['field'] == ['value', 'type', 'default', 'set by', 'meaning']
   assert found['name'][:4] == ['table', 'str', 'run', 'file']
   assert found['env.kwargs'][:4] == ['{"time_limit": 7}', 'JSON', '{}', 'file']
-  assert found['model.core'][:4] == ['gru', 'none|gru', 'gru', 'default']
-  assert found['model.mlp_layers'][:4] == ['64,64', 'ints', '64,64', 'default']
+  assert found['model.core'][:4] == ['gru', 'none|gru|lstm', 'gru', 'default']
+  assert found['model.mlp_layers'][:4] == ['128,128', 'ints', '128,128', 'default']
   assert found['train.max_seconds'][:4] == ['None', 'float or None', 'None', 'default']
   assert found['sampler.num_splits'][:4] == ['1', 'int', '2', 'flag']
   # A flag gave None: the value is the machine's.

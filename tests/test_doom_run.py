@@ -160,7 +160,7 @@ def test_the_slab_holds_what_the_game_shows(tmp_path):
         shown.add(obs.tobytes())
         if slot == last or not slab['played'][row, slot]:
           break
-        obs, _, terminated, *_ = env.step(int(slab['actions'][row, slot]))
+        obs, _, terminated, *_ = env.step(int(slab['actions'][row, slot, 0]))
         if terminated:
           break
     env.close()

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from sfjax.fields import to_dict
 from sfjax.inference.act import ActOutput, make_act
 from sfjax.learner.setup import initial_states
 from sfjax.models.actor_critic import make_model
-from sfjax.specs import EnvSpec, array_spec
+from sfjax.specs import EnvSpec, array_spec, discrete
 
-CARTPOLE = EnvSpec({'obs': array_spec(np.float32, 4)}, num_actions=2)
+CARTPOLE = EnvSpec({'obs': array_spec(np.float32, 4)}, action=discrete(2))
 KEYS = (
   'episodes episode_return_mean episode_return_stderr episode_return_median episode_return_min '
   'episode_return_max episode_length_mean truncated_episodes deterministic checkpoint_frames'
@@ -40,7 +41,7 @@ def states() -> list[Any]:
 
 @pytest.fixture(scope='module')
 def sampled() -> Any:
-  return make_act(make_model(make_config(), CARTPOLE))
+  return make_act(make_model(make_config(), CARTPOLE), CARTPOLE.action)
 
 
 @pytest.mark.parametrize('episodes', (1, 5, 20))
@@ -68,6 +69,8 @@ class LoggedEnv:
   """Environment i ends every episode after i + 1 steps, each third one by truncation."""
 
   log: list[tuple[str, int, int]] = []
+  observation_space = gymnasium.spaces.Box(-9.0, 9.0, (4,))
+  action_space = gymnasium.spaces.Discrete(100)
 
   def __init__(self, index: int) -> None:
     self.index = index
@@ -97,12 +100,13 @@ class Acts:
   def __init__(self) -> None:
     self.calls: list[dict[str, np.ndarray]] = []
 
-  def __call__(self, params: Any, obs: Any, core: Any, first: Any, identity: Any) -> Any:
+  def __call__(self, params: Any, obs: Any, core: Any, first: Any, identity: Any, mask: Any) -> Any:
+    assert mask is None
     self.calls.append(
       {'obs': obs['obs'].copy(), 'first': first.copy(), 'identity': identity, 'core': core.copy()}
     )
     action = (obs['obs'][:, 0] + 2 * obs['obs'][:, 1]).astype(np.int32)
-    return ActOutput(action, action, action, core + 1)  # pyright: ignore[reportArgumentType]
+    return ActOutput(action[:, None], action, action, core + 1, action)  # pyright: ignore[reportArgumentType]
 
 
 def test_every_environment_plays_its_share(monkeypatch):

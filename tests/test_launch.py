@@ -73,7 +73,7 @@ BAD_INPUT = {
     ('--config=typed.py',),
     [
       "learner.batch_size is '512'; it must be an integer\n",
-      "model.core is 'gru'; it must be Core.NONE or Core.GRU\n",
+      "model.core is 'gru'; it must be Core.NONE or Core.GRU or Core.LSTM\n",
     ],
   ),
   'no function': (('--config=nothing.py',), ['nothing.py: it defines no function get_config()\n']),
@@ -116,8 +116,8 @@ BAD_INPUT = {
     ['flag --config.loss.use_clip=perhaps: it must be True or False\n'],
   ),
   'no choice': (
-    (DOOM, '--config.model.core=lstm'),
-    ['flag --config.model.core=lstm: value should be one of <none|gru>\n'],
+    (DOOM, '--config.model.core=rnn'),
+    ['flag --config.model.core=rnn: value should be one of <none|gru|lstm>\n'],
   ),
   'nothing automatic': (
     (DOOM, '--config.train.seed=None'),

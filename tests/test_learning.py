@@ -56,3 +56,24 @@ def test_cartpole_is_solved_within_two_minutes(tmp_path, seed):
   assert result.returncode == 0
   assert summary['episode_return_mean'] >= 475
   assert elapsed < 120
+
+
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_a_cue_is_remembered_with_a_core_and_not_without(tmp_path, seed):
+  """Fails when the state of the core is lost, reset or mixed up between acting and learning."""
+  returns = {}
+  for core in ('gru', 'lstm', 'none'):
+    result = launch(
+      f'--config={ROOT}/configs/memory.py',
+      f'--config.model.core={core}',
+      f'--config.train.seed={seed}',
+      '--config.train.max_frames=200000',
+      f'--workdir={core}',
+      cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stdout
+    rows = metrics(tmp_path / core)
+    returns[core] = rows[-1]['episode_return_mean']
+    print(f'seed {seed}, {core}: {returns[core]:.2f} after {rows[-1]["frames"]:,} frames')
+  assert returns['gru'] > 0.9 and returns['lstm'] > 0.9
+  assert abs(returns['none']) < 0.5

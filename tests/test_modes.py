@@ -12,6 +12,7 @@ CONFIG = f'--config={ROOT}/configs/cartpole.py'
 SOLVE = ('--config.train.max_seconds=90', '--config.train.stop_at_return=475')
 
 PRESETS = {
+  'normalised': ('--config.model.normalize_obs=obs', '--config.model.normalize_returns'),
   'IMPALA': ('--config.loss.use_clip=False', '--config.learner.epochs=1'),
   'PPO': (
     '--config.loss.use_vtrace=False',
@@ -33,10 +34,10 @@ def parameter_hash(workdir: Path) -> str:
 
   from sfjax.checkpoints import Checkpoints
   from sfjax.learner.setup import initial_states
-  from sfjax.specs import EnvSpec, array_spec
+  from sfjax.specs import EnvSpec, array_spec, discrete
   from sfjax.training import load_config
 
-  spec = EnvSpec({'obs': array_spec('float32', 4)}, 2)
+  spec = EnvSpec({'obs': array_spec('float32', 4)}, discrete(2))
   restored = Checkpoints(workdir).restore(initial_states(load_config(workdir), spec))
   leaves = jax.tree.leaves(restored.states[0])
   return hashlib.sha256(b''.join(leaf.tobytes() for leaf in leaves)).hexdigest()
@@ -93,7 +94,7 @@ def test_a_batch_that_streams_cannot_share_equally_is_refused(tmp_path):
 def test_an_encoder_that_does_not_fit_is_refused_before_the_run_folder_is_bound(tmp_path, mode):
   """Fails when a wrong encoder is found by the learner, after config.json has been written."""
   before = scratch_folders()
-  result = launch(CONFIG, mode, '--config.model.encoder=conv', '--workdir=run', cwd=tmp_path)
+  result = launch(CONFIG, mode, '--config.model.encoder=conv_simple', '--workdir=run', cwd=tmp_path)
   assert result.returncode == 2, result.stdout
   assert 'use mlp' in result.stdout
   assert 'Traceback' not in result.stdout

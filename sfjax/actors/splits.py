@@ -12,6 +12,7 @@ import numpy as np
 from sfjax.actors.policy_mapping import policies_of_streams
 from sfjax.shm.queues import RecordQueue
 from sfjax.shm.slab import NOT_WAITING, Topology
+from sfjax.specs import MASK, EnvSpec, random_action, split_obs
 
 Arrays = dict[str, np.ndarray]
 
@@ -24,10 +25,7 @@ class Env(Protocol):
   def close(self) -> None: ...
 
 
-def random_start(seed: int, stream: int, *, steps: int, num_actions: int) -> list[int]:
-  """Returns the random first actions of a stream, which depend on nothing but its identity."""
-  rng = np.random.default_rng(np.random.SeedSequence((seed, stream), spawn_key=(1,)))
-  return rng.integers(num_actions, size=steps).tolist()
+Decode = Callable[[np.ndarray], list[Any]]  # From stored actions [n, A] to what `step` takes.
 
 
 def episode_seed(seed: int, stream: int, episode: int) -> int:
@@ -50,6 +48,8 @@ class Split:
     generation: int,
     index: int,
     envs: Sequence[Env],
+    spec: EnvSpec,
+    decode: Decode,
     topology: Topology,
     slab: Arrays,
     streams: Arrays,
@@ -59,18 +59,20 @@ class Split:
     num_policies: int,
     seed: int,
     reward_scale: float,
-    random_starts: Sequence[Sequence[int]] = (),
+    random_starts: Sequence[int] = (),
     partial: bool = False,
   ) -> None:
     part = topology.streams_of(worker, index)
     self._worker, self._generation, self._index = worker, generation, index
     self._envs, self._topology, self._slab = envs, topology, slab
+    self._spec, self._decode = spec, decode
     self._table = {name: array[part] for name, array in streams.items()}
     self._requests, self._trajectories = requests, trajectories
     self._on_episode = on_episode
     self._seed, self._reward_scale = seed, reward_scale
-    # Actions of each environment before its first row; they are neither trained on nor counted.
-    self._random_starts = random_starts or [()] * len(envs)
+    # How many random actions each environment takes before its first row; they are neither trained
+    # on nor counted.
+    self._random_starts = random_starts or [0] * len(envs)
     self._streams = np.arange(part.start, part.stop)
     self._policies = policies_of_streams(self._streams, num_policies)
     self._obs = {
@@ -155,6 +157,8 @@ class Split:
     self._check_replies()
     rows, slots, actions = self._rows[active], self._slots[active], table['reply_action'][active]
     slab['actions'][rows, slots] = actions
+    if 'behaviour_params' in slab:
+      slab['behaviour_params'][rows, slots] = table['reply_params'][active]
     slab['behaviour_log_prob'][rows, slots] = table['reply_log_prob'][active]
     slab['behaviour_value'][rows, slots] = table['reply_value'][active]
     slab['version'][rows, slots] = table['reply_version'][active]
@@ -165,7 +169,7 @@ class Split:
     # The outcome of a slot must be in its row before `_advance` may queue that row.
     results = [
       self._envs[i].step(action)
-      for i, action in zip(active.tolist(), actions.tolist(), strict=True)
+      for i, action in zip(active.tolist(), self._decode(actions), strict=True)
     ]
     rewards = np.array([result[1] for result in results], np.float32)
     self._returns[active] += rewards
@@ -176,7 +180,7 @@ class Split:
       if terminated or truncated:
         self._end_episode(i, obs, terminated=terminated)
       else:
-        self._advance(i, {'obs': obs}, first=False)
+        self._advance(i, self._observed(obs), first=False)
 
   def close(self) -> None:
     """Closes every environment."""
@@ -207,18 +211,28 @@ class Split:
     self._begun_at_random[i] = False
     if terminated:
       self._advance(i, self._reset(i), first=True)
-    elif self._advance(i, {'obs': obs}, first=False, final=True):
+    elif self._advance(i, self._observed(obs), first=False, final=True):
       self._open_row(i, self._reset(i), first=True)
     else:
       self._fill_unplayed(i)
       self._advance(i, self._reset(i), first=True)
 
   def _decorrelate(self, i: int, obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    for action in self._random_starts[i]:
-      step_obs, _, terminated, truncated, _ = self._envs[i].step(action)
-      obs = self._reset(i) if terminated or truncated else {'obs': step_obs}
+    # They depend on nothing but the stream's identity.
+    identity = (self._seed, int(self._streams[i]))
+    rng = np.random.default_rng(np.random.SeedSequence(identity, spawn_key=(1,)))
+    for _ in range(self._random_starts[i]):
+      action = random_action(self._spec.action, rng, obs.get(MASK))
+      (member,) = self._decode(action[None])
+      step_obs, _, terminated, truncated, _ = self._envs[i].step(member)
+      obs = self._reset(i) if terminated or truncated else self._observed(step_obs)
       self._begun_at_random[i] = not (terminated or truncated)
     return obs
+
+  def _observed(self, obs: Any) -> dict[str, np.ndarray]:
+    """What an environment observed, by key, and under `MASK` what it allows, if it says so."""
+    arrays, mask = split_obs(self._spec, obs)
+    return arrays if mask is None else arrays | {MASK: mask}
 
   def _reset(self, i: int) -> dict[str, np.ndarray]:
     table = self._table
@@ -228,7 +242,7 @@ class Split:
     self._tics[i] = 0
     stream = int(self._streams[i])
     obs, _ = self._envs[i].reset(seed=episode_seed(self._seed, stream, int(table['episode'][i])))
-    return {'obs': obs}
+    return self._observed(obs)
 
   def _advance(
     self, i: int, obs: dict[str, np.ndarray], *, first: bool, final: bool = False
@@ -243,6 +257,8 @@ class Split:
     self._slab['first'][row, slot] = first
     self._slots[i] = slot
     if slot < self._topology.rollout:
+      if self._spec.mask_size:
+        self._slab[MASK][row, slot] = obs[MASK]
       return False
     self._queue_row(i)
     if not final:
@@ -254,6 +270,10 @@ class Split:
     numbers = ('actions', 'behaviour_log_prob', 'behaviour_value', 'rewards')
     for name in (*numbers, 'version', 'learner_version'):
       self._slab[name][at] = 0
+    if 'behaviour_params' in self._slab:
+      self._slab['behaviour_params'][at] = 0
+    if self._spec.mask_size:
+      self._slab[MASK][at] = True
     self._slab['terminated'][at] = False
     self._slab['played'][at] = False
 
@@ -284,6 +304,8 @@ class Split:
       return
     for key, array in self._obs.items():
       array[row, 0] = obs[key]
+    if self._spec.mask_size:
+      self._slab[MASK][row, 0] = obs[MASK]
     self._slab['first'][row, 0] = first
     self._slab['core'][row] = self._table['core'][i]
     self._slab['policy'][row] = self._policies[i]

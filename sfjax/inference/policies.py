@@ -9,7 +9,7 @@ from sfjax.inference.act import Act
 from sfjax.inference.server import Answer, Arrays
 from sfjax.models.flat_params import unflatten_params
 from sfjax.shm.params import ParameterBuffer
-from sfjax.specs import ArraySpec
+from sfjax.specs import MASK, ArraySpec
 from sfjax.staging import Staging
 
 
@@ -58,10 +58,10 @@ class PublishedPolicies:
       buffer['core'][:bucket],  # pyright: ignore[reportArgumentType]
       buffer['first'][:bucket],  # pyright: ignore[reportArgumentType]
       buffer['identity'][:bucket],  # pyright: ignore[reportArgumentType]
+      buffer[MASK][:bucket] if MASK in buffer else None,  # pyright: ignore[reportArgumentType]
     )
     self._staging.lend(buffer, output)
-    action, log_prob, value, core = (np.asarray(leaf)[:n] for leaf in output)
-    return Answer(action, log_prob, value, core, self._versions[policy])
+    return Answer(*(np.asarray(leaf)[:n] for leaf in output), version=self._versions[policy])
 
   def warm_up(self, buckets: tuple[int, ...]) -> None:
     """Compiles `act` for every bucket size."""

@@ -14,7 +14,7 @@ from sfjax.inference.batching import Selection, bucket_sizes, select
 from sfjax.metrics.stages import Stage, StageTimer
 from sfjax.shm.queues import RecordQueue
 from sfjax.shm.slab import Topology
-from sfjax.specs import ArraySpec, array_spec
+from sfjax.specs import MASK, ArraySpec, EnvSpec, array_spec
 
 Arrays = dict[str, np.ndarray]
 
@@ -26,6 +26,7 @@ class Answer(NamedTuple):
   log_prob: np.ndarray
   value: np.ndarray
   core: np.ndarray
+  params: np.ndarray  # Of the distribution that the action was drawn from.
   version: int
 
 
@@ -45,15 +46,15 @@ class Policies(Protocol):
     ...
 
 
-def batch_specs(
-  topology: Topology, obs: dict[str, ArraySpec], core_size: int
-) -> dict[str, ArraySpec]:
+def batch_specs(topology: Topology, env: EnvSpec, core_size: int) -> dict[str, ArraySpec]:
   """Returns the specs of the largest inference batch."""
   n = topology.num_streams
-  specs = {f'obs/{key}': ArraySpec((n, *spec.shape), spec.dtype) for key, spec in obs.items()}
+  specs = {f'obs/{key}': ArraySpec((n, *spec.shape), spec.dtype) for key, spec in env.obs.items()}
   specs['core'] = array_spec(np.float32, n, core_size)
   specs['first'] = array_spec(bool, n)
   specs['identity'] = array_spec(np.int32, n, 5)
+  if env.mask_size:
+    specs[MASK] = array_spec(bool, n, env.mask_size)
   return specs
 
 
@@ -88,6 +89,8 @@ class Server:
       if name.startswith('obs/')
     }
     self._first = slab['first'].reshape(slots)
+    mask = slab.get(MASK)
+    self._mask = None if mask is None else mask.reshape(-1, mask.shape[-1])
 
   def turn(self) -> bool:
     """Serves every request that waits; returns whether there was one."""
@@ -132,6 +135,9 @@ class Server:
     for name, array in self._obs.items():
       np.take(array, slots, axis=0, out=buffer[name][:n], mode='clip')
     np.take(self._first, slots, out=buffer['first'][:n], mode='clip')
+    if self._mask is not None:  # Slot T has none: nothing is acted there.
+      acted = table['row'][streams] * self._topology.rollout + table['slot'][streams]
+      np.take(self._mask, acted, axis=0, out=buffer[MASK][:n], mode='clip')
     np.take(table['core'], streams, axis=0, out=buffer['core'][:n], mode='clip')
     identity: Any = buffer['identity'][:n]
     identity[:, 0] = self._seed
@@ -143,6 +149,8 @@ class Server:
   def _scatter(self, policy: int, selection: Selection, answer: Answer) -> None:
     table, streams = self._streams, selection.streams
     table['reply_action'][streams] = answer.action
+    if 'reply_params' in table:
+      table['reply_params'][streams] = answer.params
     table['reply_log_prob'][streams] = answer.log_prob
     table['reply_value'][streams] = answer.value
     table['reply_core'][streams] = answer.core

@@ -33,13 +33,13 @@ def make_policies(
     timer.enter(Stage.START)
     time.sleep(0.01)
   policies = PublishedPolicies(
-    make_act(model),
+    make_act(model, shared.env.action),
     template=template,
     params=ParameterBuffer(
       shared.params, num_policies=config.train.num_policies, nbytes=flat_nbytes(template)
     ),
     num_policies=config.train.num_policies,
-    specs=batch_specs(shared.topology, shared.env.obs, size),
+    specs=batch_specs(shared.topology, shared.env, size),
   )
   timer.enter(Stage.COMPILE)
   for policy in range(config.train.num_policies):

@@ -28,6 +28,8 @@ TIME_FIELDS = (
   'played',
   'version',
   'learner_version',
+  'action_mask',
+  'behaviour_params',
 )
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfjax.learner.minibatches import Prepare, ShuffledUpdate
 from sfjax.learner.update import AXIS, Update
 
 
@@ -27,3 +28,13 @@ def first_replica(tree: Any) -> Any:
 def pmap_update(update: Update) -> Update:
   """Runs `update` on every local device, each on its share of the batch; donates the state."""
   return jax.pmap(update, axis_name=AXIS, in_axes=(0, 0, None), donate_argnums=0)
+
+
+def pmap_shuffled_update(update: ShuffledUpdate) -> ShuffledUpdate:
+  """Runs an update on a minibatch as `pmap_update` does; all devices take the same `Shuffle`."""
+  return jax.pmap(update, axis_name=AXIS, in_axes=(0, 0, None, None), donate_argnums=0)
+
+
+def pmap_prepare(prepare: Prepare) -> Prepare:
+  """Runs `prepare` on every local device, each on its share of the batch, which stays there."""
+  return jax.pmap(prepare, axis_name=AXIS, in_axes=(0, 0, None))

@@ -14,8 +14,9 @@ import numpy as np
 
 from sfjax.learner.batcher import Batcher, ReadyBatch
 from sfjax.learner.devices import first_replica
-from sfjax.learner.update import Hyperparams, LearnerState, Update
-from sfjax.metrics.records import LAG_METRICS, UPDATE_METRICS
+from sfjax.learner.minibatches import Prepare, Shuffle, ShuffledUpdate, leaves_batch
+from sfjax.learner.update import Hyperparams, LearnerState
+from sfjax.metrics.records import UPDATE_METRICS
 from sfjax.metrics.stages import Stage, StageTimer
 from sfjax.models.flat_params import flatten_params
 from sfjax.shm.params import ParameterBuffer
@@ -34,10 +35,15 @@ class Learner:
   def __init__(
     self,
     *,
-    update: Update,
+    update: ShuffledUpdate,
+    prepare: Prepare | None,
     states: list[LearnerState],
     hyperparams: list[Hyperparams],
+    schedule: Callable[..., float],
     epochs: int,
+    minibatches: int,
+    max_kl: float | None,
+    seed: int,
     frameskip: int,
     max_frames: int,
     batcher: Batcher,
@@ -49,7 +55,10 @@ class Learner:
     workdir: Path,
   ) -> None:
     self._update, self.states, self._hyperparams = update, states, hyperparams
-    self._epochs, self._frameskip, self._max_frames = epochs, frameskip, max_frames
+    self._prepare, self._minibatches, self._max_kl = prepare, minibatches, max_kl
+    self._seed, self._epochs = seed, epochs
+    self._schedule = schedule  # Of the learning rate: (frames, start=the rate at frame 0).
+    self._frameskip, self._max_frames = frameskip, max_frames
     self.batcher, self._params, self._requests = batcher, params, requests
     self._updates, self._status, self._timer = updates, status, timer
     self._workdir = workdir
@@ -105,7 +114,11 @@ class Learner:
     """Compiles the update by running it on a batch without a played slot, which changes nothing."""
     for policy, state in enumerate(self.states):
       arrays: Any = batch
-      self.states[policy], _ = self._update(state, arrays, self._hyperparams[policy])
+      hyperparams = self._hyperparams[policy]
+      if self._prepare is not None:
+        arrays = self._prepare(state, arrays, hyperparams)
+      shuffle = Shuffle(self._seed, policy, 0, 0, 0)
+      self.states[policy], _ = self._update(state, arrays, hyperparams, shuffle)
 
   def publish(self, policy: int) -> None:
     """Publishes the present parameters of `policy` and wakes the inference server."""
@@ -117,26 +130,42 @@ class Learner:
 
   def _train(self, batch: ReadyBatch) -> None:
     policy = batch.policy
+    hyperparams, version = self._scheduled(policy), int(self._status['version'][policy])
+    self._timer.enter(Stage.UPDATE)
     arrays: Any = batch.buffer
+    if self._prepare is not None:
+      arrays = self._prepare(self.states[policy], arrays, hyperparams)
     metrics: dict[str, jax.Array] = {}
-    lag: dict[str, float] = {}
     for epoch in range(self._epochs):
-      self._timer.enter(Stage.UPDATE)
-      state, metrics = self._update(self.states[policy], arrays, self._hyperparams[policy])
-      self.states[policy] = state
-      values = {name: float(value) for name, value in first_replica(metrics).items()}
-      if epoch == 0:
-        self._count(policy, values)
-        lag = {name: values[name] for name in LAG_METRICS}
-      values |= lag  # Of the samples when the batch came, not of our own epochs.
-      self._check_finite(batch, values)
-      if not values['applied']:
-        break  # The next epoch would do the same.
+      steps = []
+      for index in range(self._minibatches):
+        shuffle = Shuffle(self._seed, policy, version, epoch, index)
+        self._timer.enter(Stage.UPDATE)
+        state, metrics = self._update(self.states[policy], arrays, hyperparams, shuffle)
+        self.states[policy] = state
+        steps.append({name: float(value) for name, value in first_replica(metrics).items()})
+        self._after_update(batch, steps[-1], first_epoch=epoch == 0)
+      if leaves_batch(steps, max_kl=self._max_kl):
+        break
+    self.batcher.give_back(batch, metrics)
+
+  def _scheduled(self, policy: int) -> Hyperparams:
+    hyperparams, frames = self._hyperparams[policy], int(self._status['frames'][policy])
+    rate = self._schedule(frames, start=hyperparams.learning_rate)
+    return hyperparams._replace(learning_rate=rate)
+
+  def _after_update(
+    self, batch: ReadyBatch, values: dict[str, float], *, first_epoch: bool
+  ) -> None:
+    policy = batch.policy
+    if first_epoch:  # In which every sample is seen once.
+      self._count(policy, values)
+    self._check_finite(batch, values)
+    if values['applied']:
       self._timer.enter(Stage.PUBLISH)
       self.publish(policy)
-      version = int(self._status['version'][policy])
-      self._updates.put(policy, version, *(values[name] for name in UPDATE_METRICS))
-    self.batcher.give_back(batch, metrics)
+      numbers = (values.get(name, np.nan) for name in UPDATE_METRICS)
+      self._updates.put(policy, int(self._status['version'][policy]), *numbers)
 
   def _count(self, policy: int, values: dict[str, float]) -> None:
     status, valid = self._status, int(values['valid_count'])

@@ -1,22 +1,25 @@
 """Builds the learner of a run, from a checkpoint if there is one, and runs it. Imports jax."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from sfjax.checkpoints import Checkpoints, Progress
-from sfjax.config import Config, core_size, trajectories_per_batch
+from sfjax.config import Config, Schedule, core_size, trajectories_per_batch, updates_per_batch
 from sfjax.entries import Shared
 from sfjax.learner.batcher import Batcher, batch_specs
-from sfjax.learner.devices import first_replica, pmap_update, replicate
+from sfjax.learner.devices import first_replica, pmap_prepare, pmap_shuffled_update, replicate
 from sfjax.learner.learner import Learner
+from sfjax.learner.minibatches import Prepare, ShuffledUpdate, make_prepare, shuffled_update
 from sfjax.learner.optimizer import make_optimizer
+from sfjax.learner.schedules import SCHEDULES
 from sfjax.learner.update import (
   LearnerState,
-  Update,
   default_microbatch,
   init_state,
   make_hyperparams,
@@ -32,7 +35,7 @@ from sfjax.specs import EnvSpec
 
 def initial_states(config: Config, env: EnvSpec) -> list[LearnerState]:
   """Returns fresh states, a different one for each policy."""
-  model, optimizer = make_model(config, env), make_optimizer(config.learner.adam_eps)
+  model, optimizer = make_model(config, env), optimizer_of(config)
 
   @jax.jit
   def make(key: jax.Array) -> LearnerState:
@@ -42,28 +45,53 @@ def initial_states(config: Config, env: EnvSpec) -> list[LearnerState]:
   return [make(jax.random.fold_in(key, i)) for i in range(config.train.num_policies)]
 
 
-def compiled_update(config: Config, env: EnvSpec) -> Update:
-  """Returns the pmapped update of a configuration.
+def optimizer_of(config: Config) -> optax.GradientTransformation:
+  """Returns the optimizer that a configuration names."""
+  learner = config.learner
+  return make_optimizer(
+    learner.optimizer.value,
+    beta1=learner.adam_beta1,
+    beta2=learner.adam_beta2,
+    eps=learner.adam_eps,
+    weight_decay=learner.weight_decay,
+  )
+
+
+def compiled_update(config: Config, env: EnvSpec) -> tuple[ShuffledUpdate, Prepare | None]:
+  """Returns the pmapped update of a configuration, and what comes before several on one batch.
 
   Raises:
-    ValueError: the micro-batches do not fit the devices.
+    ValueError: minibatches or micro-batches do not fit the devices.
   """
-  trajectories = trajectories_per_batch(config) // jax.local_device_count()
-  observations = (config.learner.rollout + 1) * trajectories
+  model, minibatches = make_model(config, env), config.learner.minibatches
+  share = trajectories_per_batch(config) // jax.local_device_count()
+  if share % minibatches:
+    raise ValueError(
+      f'learner.minibatches {minibatches} does not divide the {share} trajectories that each of '
+      f'{jax.local_device_count()} devices has of a batch'
+    )
+  observations = (config.learner.rollout + 1) * share // minibatches
   platform = jax.default_backend()
-  microbatch = config.learner.microbatch or default_microbatch(observations, platform)
+  microbatch = config.learner.microbatch or default_microbatch(
+    observations, platform, config.model.encoder
+  )
   if observations % microbatch:
     raise ValueError(
       f'learner.microbatch {microbatch} does not divide the {observations} observations that each '
-      f'of {jax.local_device_count()} devices has of a batch'
+      f'of {jax.local_device_count()} devices has of a minibatch'
     )
   update = make_update(
-    make_model(config, env),
-    make_optimizer(config.learner.adam_eps),
+    model,
+    optimizer_of(config),
+    action=env.action,
     loss=config.loss,
     microbatch=microbatch,
+    adapts_rate=config.learner.schedule is Schedule.KL_ADAPTIVE,
   )
-  return pmap_update(update)
+  step = pmap_shuffled_update(shuffled_update(update, minibatches=minibatches))
+  if updates_per_batch(config) == 1:
+    return step, None
+  return step, pmap_prepare(make_prepare(model, loss=config.loss, microbatch=microbatch))
 
 
 def run_learner(
@@ -179,11 +207,21 @@ def _make_learner(
     synchronous=config.train.synchronous,
   )
   replicated: list[Any] = [replicate(state) for state in states]
+  update, prepare = compiled_update(config, shared.env)
   return Learner(
-    update=compiled_update(config, shared.env),
+    update=update,
+    prepare=prepare,
     states=replicated,
     hyperparams=[make_hyperparams(config)] * len(states),
+    schedule=partial(
+      SCHEDULES[config.learner.schedule.value],
+      total_frames=config.train.max_frames,
+      end=config.learner.final_learning_rate,
+    ),
     epochs=config.learner.epochs,
+    minibatches=config.learner.minibatches,
+    max_kl=config.learner.max_kl,
+    seed=config.train.seed,
     frameskip=config.env.frameskip,
     max_frames=config.train.max_frames,
     batcher=batcher,

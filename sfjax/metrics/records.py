@@ -15,26 +15,40 @@ EPISODE = np.dtype(
   ]
 )
 
-# Over the played samples of a batch, when it came. The mean has two causes: the weights that acted
-# were not the learner's newest then (stale), and versions passed while the row waited (backlog).
-LAG_METRICS = (
-  'lag_updates_mean',
-  'lag_updates_max',
-  'lag_updates_stale_mean',
-  'lag_updates_backlog_mean',
+# Over the played samples of a batch, when it came: the whole lag and its two causes. The weights
+# that acted were not the learner's newest then (stale); versions passed while the row waited
+# (backlog).
+LAG_METRICS = tuple(
+  f'lag_updates_{cause}{statistic}'
+  for cause in ('', 'stale_', 'backlog_')
+  for statistic in ('mean', 'p50', 'p90', 'max')
+)
+# The parts of the losses that samples of so much lag have, and the share of those samples; parts of
+# all buckets add up to the whole.
+BUCKET_METRICS = tuple(
+  f'{name}_lag_{bucket}'
+  for name in ('share', 'policy_loss', 'value_loss')
+  for bucket in ('0_1', '2_4', '5_9', '10_up')
 )
 # Means over one update's valid samples unless the name says otherwise.
 UPDATE_METRICS = (
   *LAG_METRICS,
   'valid_share',
+  'dropped_share',
   'loss',
   'policy_loss',
   'value_loss',
+  'exploration_loss',
   'entropy',
+  'kl',  # Exact KL(π‖μ), where the distribution that acted is stored.
   'approx_kl',
   'ratio_mean',
+  'ratio_p05',
+  'ratio_p50',
+  'ratio_p95',
   'ratio_max',
   'clipped_share',
+  'effective_sample_share',
   'rho_mean',
   'explained_variance',
   'advantage_std',
@@ -42,5 +56,7 @@ UPDATE_METRICS = (
   'target_mean',
   'grad_norm',
   'param_norm',
+  'learning_rate',
+  *BUCKET_METRICS,
 )
 UPDATE = np.dtype([('policy', 'i8'), ('version', 'i8')] + [(name, 'f8') for name in UPDATE_METRICS])

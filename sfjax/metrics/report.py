@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ import numpy as np
 from sfjax.metrics.records import UPDATE_METRICS
 from sfjax.metrics.stages import busy_share, learner_index, server_index
 from sfjax.shm.slab import Topology
+
+ADVICE_INTERVALS = 12  # Between warnings about one policy.
+
+Advise = Callable[[Mapping[str, Any]], list[str]]
 
 
 def _mean(values: Any) -> float | None:
@@ -60,10 +65,26 @@ class Report:
   """Collects what the processes tell and writes it down."""
 
   def __init__(
-    self, *, status: dict[str, np.ndarray], topology: Topology, window: int, path: Path
+    self,
+    *,
+    status: dict[str, np.ndarray],
+    topology: Topology,
+    window: int,
+    path: Path,
+    advise: Advise = lambda metrics: [],
   ) -> None:
+    """Starts with nothing.
+
+    Args:
+      status: the status block.
+      topology: of the run.
+      window: episodes in the running means.
+      path: of metrics.jsonl.
+      advise: from an interval's update metrics to lines on what is out of hand.
+    """
     self._status, self._topology = status, topology
-    self._path = path
+    self._path, self._advise = path, advise
+    self._silent = [0] * len(status['frames'])  # Intervals to go before the next advice.
     self._start = time.monotonic()
     self.policies = [PolicyReport(window) for _ in status['frames']]
     self._last_time = self._start
@@ -99,7 +120,7 @@ class Report:
     rate = (frames - self._last_frames) / interval
     rows = [self._row(i, now, float(rate[i])) for i in range(len(self.policies))]
     self._append(rows)
-    line = self._line(rows, now, float(rate.sum()))
+    line = '\n'.join([self._line(rows, now, float(rate.sum())), *self._advice(rows)])
     self._last_time, self._last_frames = now, frames
     self._last_spent = self._status['spent_ns'].copy()
     return line
@@ -119,6 +140,15 @@ class Report:
       'episode_length_mean': _mean(report.lengths),
       **report.take_updates(),
     }
+
+  def _advice(self, rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for policy, row in enumerate(rows):
+      told = self._advise(row) if not self._silent[policy] else []
+      self._silent[policy] = ADVICE_INTERVALS if told else max(self._silent[policy] - 1, 0)
+      name = f'policy {policy}: ' if len(rows) > 1 else ''
+      lines += [f'warning: {name}{line}' for line in told]
+    return lines
 
   def _append(self, rows: list[dict[str, Any]]) -> None:
     try:

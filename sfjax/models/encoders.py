@@ -1,131 +1,149 @@
-"""Encoders: from observations [N, ...] to features [N, F]."""
+"""Encoders: from observations [N, ...] by key to features [N, F]."""
 
-from functools import partial
+from collections.abc import Mapping
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
-_orthogonal = nn.initializers.orthogonal
-_MIN_POSITIONS = 64  # Of a convolution's output, for its weight gradient to go image by image.
+from sfjax.config import Encoder, ModelConfig
+from sfjax.models.convolution import convolution, max_pool
+from sfjax.models.layers import LayerOptions, Mlp, make_layer_options
+from sfjax.models.normalizers import Moments, fold_into_convolution, normalize
+from sfjax.specs import ArraySpec
 
+Layers = tuple[tuple[int, int, int], ...]
 
-def _patches(x: jax.Array, kernel: int, stride: int) -> jax.Array:
-  """Gathers the [N, H', W', kernel·kernel·C] inputs of a valid convolution.
-
-  Where the kernel is a multiple of the stride, `stride` neighbouring pixels are moved at once.
-  """
-  height = (x.shape[1] - kernel) // stride + 1
-  width = (x.shape[2] - kernel) // stride + 1
-  block, step = (stride, 1) if kernel % stride == 0 else (1, stride)
-  x = x[:, :, : x.shape[2] // block * block].reshape(*x.shape[:2], -1, block * x.shape[3])
-  return jnp.concatenate(
-    [
-      x[:, i : i + stride * (height - 1) + 1 : stride, j : j + step * (width - 1) + 1 : step]
-      for i in range(kernel)
-      for j in range(kernel // block)
-    ],
-    axis=-1,
-  )
+CONV_LAYERS: dict[Encoder, Layers] = {  # Features, kernel, stride.
+  Encoder.CONV_SIMPLE: ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
+  Encoder.CONV_ATARI: ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+  Encoder.CONV_IMPALA: ((16, 8, 4), (32, 4, 2)),
+}
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _patch_convolution(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-  patches = _patches(x, kernel.shape[0], stride).astype(kernel.dtype)
-  out = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, kernel.shape[-1])
-  return out.reshape(*patches.shape[:3], -1)
+class Conv(nn.Module):
+  """A convolution with a bias; bytes are read as 0 to 1."""
 
+  features: int
+  size: int
+  stride: int = 1
+  padding: int = 0
+  options: LayerOptions = LayerOptions()
 
-def _patch_convolution_forward(
-  x: jax.Array, kernel: jax.Array, stride: int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  # The patches are gathered again for the gradient: they are several times larger than x.
-  return _patch_convolution(x, kernel, stride), (x, kernel)
+  @nn.compact
+  def __call__(self, x: jax.Array, moments: Moments | None = None) -> jax.Array:
+    """Convolves [N, H, W, C] into [N, H', W', features] of the compute dtype.
 
-
-def _patch_convolution_backward(
-  stride: int, residuals: tuple[jax.Array, jax.Array], grad: jax.Array
-) -> tuple[jax.Array | None, jax.Array]:
-  x, kernel = residuals
-  patches, scatter = jax.vjp(lambda x: _patches(x, kernel.shape[0], stride), x)
-  weights = kernel.reshape(-1, kernel.shape[-1])
-  patches = patches.astype(kernel.dtype).reshape(x.shape[0], -1, weights.shape[0])
-  grad = grad.reshape(x.shape[0], -1, weights.shape[1])
-  if grad.shape[1] >= _MIN_POSITIONS:
-    # XLA's CPU backend transposes the left side of a product that sums over rows; an image at a
-    # time that side is small and stays in the cache: 2.4 times faster over large images.
-    per_image = jnp.einsum('npf,npk->nfk', grad, patches)
-    weights_grad = per_image.sum(axis=0).T
-  else:
-    weights_grad = jnp.einsum('npk,npf->kf', patches, grad)
-  kernel_grad = weights_grad.reshape(kernel.shape)
-  if not jnp.issubdtype(x.dtype, jnp.floating):
-    return None, kernel_grad
-  height = (x.shape[1] - kernel.shape[0]) // stride + 1
-  (x_grad,) = scatter((grad @ weights.T).reshape(x.shape[0], height, -1, weights.shape[0]))
-  return x_grad, kernel_grad
-
-
-_patch_convolution.defvjp(_patch_convolution_forward, _patch_convolution_backward)
-
-
-def convolution(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-  """Convolves without padding.
-
-  On the CPU as a matrix product over gathered patches: forward and backward take a third of the
-  time of XLA's convolution there, and its gradient stays fast inside a device loop, which that of
-  XLA's convolution does not (15 to 25 times slower).
-
-  Args:
-    x: [N, H, W, C].
-    kernel: [k, k, C, F].
-    stride: step between windows in pixels.
-
-  Returns:
-    [N, (H - k) // stride + 1, (W - k) // stride + 1, F].
-  """
-  if jax.default_backend() == 'cpu':
-    return _patch_convolution(x, kernel, stride)
-  return jax.lax.conv_general_dilated(
-    x.astype(kernel.dtype),
-    kernel,
-    (stride, stride),
-    'VALID',
-    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-  )
+    With the `moments` of its channels, x is read as if it had been normalised.
+    """
+    shape = (self.size, self.size, x.shape[-1], self.features)
+    kernel = self.param('kernel', self.options.kernel_init, shape)
+    bias = self.param('bias', nn.initializers.zeros, (self.features,))
+    if moments is not None and x.dtype == jnp.uint8:
+      kernel, bias = fold_into_convolution(moments, kernel, bias, dtype=self.options.dtype)
+    elif moments is not None:
+      x = normalize(moments, x)
+    elif x.dtype == jnp.uint8:
+      kernel = kernel / 255.0  # Scaling the weights instead of the pixels keeps patches in bytes.
+    kernel, bias = kernel.astype(self.options.dtype), bias.astype(self.options.dtype)
+    out = convolution(x, kernel, stride=self.stride, padding=self.padding)
+    return out + bias[None, None, None]
 
 
 class ConvEncoder(nn.Module):
-  """The small convolutional encoder of Sample Factory: 32·8·4, 64·4·2, 128·3·2, then dense."""
+  """Convolutions without padding, then dense layers; the activation after each of them."""
 
-  size: int = 512
-  layers: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
+  convs: Layers = CONV_LAYERS[Encoder.CONV_SIMPLE]
+  dense: tuple[int, ...] = (512,)
+  options: LayerOptions = LayerOptions()
 
   @nn.compact
-  def __call__(self, obs: jax.Array) -> jax.Array:
-    """Encodes pixels [N, H, W, C] uint8, read as 0 to 1, into [N, size]."""
+  def __call__(self, obs: jax.Array, moments: Moments | None = None) -> jax.Array:
+    """Encodes pixels [N, H, W, C] into [N, dense[-1]]."""
     x = obs
-    scale = 1.0 / 255.0 if obs.dtype == jnp.uint8 else 1.0
-    for i, (features, size, stride) in enumerate(self.layers):
-      shape = (size, size, x.shape[-1], features)
-      kernel = self.param(f'conv_{i}', _orthogonal(1.0), shape)
-      bias = self.param(f'conv_{i}_bias', nn.initializers.zeros, (features,))
-      # Scaling the weights instead of the pixels keeps the patches in bytes.
-      x = nn.elu(convolution(x, kernel * scale, stride) + bias[None, None, None])
-      scale = 1.0
-    x = x.reshape(x.shape[0], -1)
-    return nn.elu(nn.Dense(self.size, kernel_init=_orthogonal(1.0))(x))
+    for i, (features, size, stride) in enumerate(self.convs):
+      conv = Conv(features, size, stride, options=self.options, name=f'conv_{i}')
+      x = self.options.activation(conv(x, moments if i == 0 else None))
+    return Mlp(self.dense, self.options, name='dense')(x.reshape(x.shape[0], -1))
 
 
-class MlpEncoder(nn.Module):
-  """Fully connected layers over a flat observation."""
+class ResidualBlock(nn.Module):
+  """x + conv(act(conv(act(x)))) with 3 × 3 kernels that keep the size."""
 
-  layers: tuple[int, ...] = (64, 64)
+  options: LayerOptions = LayerOptions()
 
   @nn.compact
-  def __call__(self, obs: jax.Array) -> jax.Array:
-    """Encodes vectors [N, n] into [N, layers[-1]]."""
-    x = obs.astype(jnp.float32)
-    for size in self.layers:
-      x = nn.tanh(nn.Dense(size, kernel_init=_orthogonal(2.0**0.5))(x))
-    return x
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [N, H, W, C] to the same shape."""
+    out = x
+    for _ in range(2):
+      conv = Conv(x.shape[-1], 3, padding=1, options=self.options)
+      out = conv(self.options.activation(out))
+    return x + out
+
+
+class ResNetEncoder(nn.Module):
+  """The deep encoder of "IMPALA" (Espeholt et al. 2018, arXiv:1802.01561, figure 3), then dense.
+
+  Each group is a 3 × 3 convolution, a max-pool that halves the image, and two residual blocks.
+  """
+
+  groups: tuple[int, ...] = (16, 32, 32)
+  dense: tuple[int, ...] = (512,)
+  options: LayerOptions = LayerOptions()
+
+  @nn.compact
+  def __call__(self, obs: jax.Array, moments: Moments | None = None) -> jax.Array:
+    """Encodes pixels [N, H, W, C] into [N, dense[-1]]."""
+    x = obs
+    for i, features in enumerate(self.groups):
+      conv = Conv(features, 3, padding=1, options=self.options, name=f'group_{i}')
+      x = max_pool(conv(x, moments if i == 0 else None))
+      for j in range(2):
+        x = ResidualBlock(self.options, name=f'group_{i}_block_{j}')(x)
+    x = self.options.activation(x)
+    return Mlp(self.dense, self.options, name='dense')(x.reshape(x.shape[0], -1))
+
+
+class ObsEncoder(nn.Module):
+  """An encoder for each key of an observation; features are joined in the order of the keys."""
+
+  encoders: Mapping[str, nn.Module]  # A FrozenDict: modules must be hashable.
+
+  def __call__(
+    self, obs: Mapping[str, jax.Array], moments: Mapping[str, Moments] | None = None
+  ) -> jax.Array:
+    """Encodes [N, ...] by key into [N, F]; keys without an encoder are not looked at.
+
+    Keys that `moments` has are normalised first.
+    """
+    moments = moments or {}
+    features = [self._encode(key, obs[key], moments.get(key)) for key in sorted(self.encoders)]
+    return jnp.concatenate(features, axis=-1)
+
+  def _encode(self, key: str, x: jax.Array, moments: Moments | None) -> jax.Array:
+    if moments is None:
+      return self.encoders[key](x)
+    if x.ndim > 2:  # The first convolution normalises, so that bytes stay bytes.
+      return self.encoders[key](x, moments)
+    return self.encoders[key](normalize(moments, x.astype(jnp.float32)))
+
+
+def _image_encoder(model: ModelConfig, options: LayerOptions) -> nn.Module:
+  dense = tuple(model.conv_dense_layers)
+  if model.encoder is Encoder.RESNET:
+    return ResNetEncoder(dense=dense, options=options)
+  return ConvEncoder(CONV_LAYERS[model.encoder], dense, options)
+
+
+def make_encoder(model: ModelConfig, obs: Mapping[str, ArraySpec]) -> ObsEncoder:
+  """Builds the encoder of observations: images by the one that is configured, vectors by an MLP."""
+  options = make_layer_options(model)
+  encoders = {
+    key: _image_encoder(model, options)
+    if len(spec.shape) == 3
+    else Mlp(tuple(model.mlp_layers), options)
+    for key, spec in obs.items()
+  }
+  return ObsEncoder(FrozenDict(encoders))

@@ -80,8 +80,10 @@ class Topology:
     return row // self.rows_per_stream
 
 
-def slab_specs(topology: Topology, env: EnvSpec, core_size: int) -> dict[str, ArraySpec]:
-  """Returns the specs of the slab's fields, [rows, T+1, ...], [rows, T] or [rows, ...].
+def slab_specs(
+  topology: Topology, env: EnvSpec, core_size: int, *, behaviour_params: bool = False
+) -> dict[str, ArraySpec]:
+  """Returns the specs of the slab's fields, [rows, T+1, ...], [rows, T, ...] or [rows, ...].
 
   Facts only; what follows from them (discounts, validity) the learner derives. A played slot is
   one where an action was taken. Slot T holds the observation to bootstrap from.
@@ -93,7 +95,6 @@ def slab_specs(topology: Topology, env: EnvSpec, core_size: int) -> dict[str, Ar
   }
   specs['first'] = array_spec(bool, rows, steps + 1)  # An episode starts here: reset the core.
   for name, dtype in (
-    ('actions', np.int32),
     ('behaviour_log_prob', np.float32),
     ('behaviour_value', np.float32),
     ('rewards', np.float32),
@@ -103,6 +104,11 @@ def slab_specs(topology: Topology, env: EnvSpec, core_size: int) -> dict[str, Ar
     ('learner_version', np.int32),  # The learner's when the action was given.
   ):
     specs[name] = array_spec(dtype, rows, steps)
+  specs['actions'] = ArraySpec((rows, steps, env.action.size), env.action.stored.dtype)
+  if env.mask_size:
+    specs['action_mask'] = array_spec(bool, rows, steps, env.mask_size)
+  if behaviour_params:  # Of the distribution that acted, for an exact KL.
+    specs['behaviour_params'] = array_spec(np.float32, rows, steps, env.action.num_params)
   specs['core'] = array_spec(np.float32, rows, core_size)  # Core state that enters slot 0.
   specs['policy'] = array_spec(np.int32, rows)
   specs['generation'] = array_spec(np.int32, rows)
@@ -112,7 +118,9 @@ def slab_specs(topology: Topology, env: EnvSpec, core_size: int) -> dict[str, Ar
   return specs
 
 
-def stream_specs(topology: Topology, core_size: int) -> dict[str, ArraySpec]:
+def stream_specs(
+  topology: Topology, env: EnvSpec, core_size: int, *, behaviour_params: bool = False
+) -> dict[str, ArraySpec]:
   """Returns the specs of the stream table and, behind `reply_`, of the mailboxes."""
   n = topology.num_streams
   ints = ('waiting', 'generation', 'row', 'slot', 'episode', 'step', 'reply_generation')
@@ -120,7 +128,9 @@ def stream_specs(topology: Topology, core_size: int) -> dict[str, ArraySpec]:
   specs['reply_tick'] = array_spec(np.int64, n)
   specs['core'] = array_spec(np.float32, n, core_size)
   specs['reply_core'] = array_spec(np.float32, n, core_size)
-  specs['reply_action'] = array_spec(np.int32, n)
+  specs['reply_action'] = ArraySpec((n, env.action.size), env.action.stored.dtype)
+  if behaviour_params:
+    specs['reply_params'] = array_spec(np.float32, n, env.action.num_params)
   specs['reply_log_prob'] = array_spec(np.float32, n)
   specs['reply_value'] = array_spec(np.float32, n)
   specs['reply_version'] = array_spec(np.int32, n)

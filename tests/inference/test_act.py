@@ -51,7 +51,7 @@ def rows(tree: Any, index: Any) -> Any:
 def test_the_place_in_a_batch_and_its_padding_change_nothing():
   """Catches keys that are split by place, and rows that see each other or the padding."""
   model, params = make_policy()
-  act = make_act(model)
+  act = make_act(model, ENV.action)
   batch = random_batch(64)
   expected = act(params, *batch)
   order = np.random.default_rng(1).permutation(64)
@@ -78,7 +78,7 @@ def test_each_integer_of_the_identity_makes_other_noise(field):
     leaf[:] = leaf[:1]  # All rows are one, but for the identity.
   identity = batch[3]
   identity[:, IDENTITY.index(field)] = np.arange(64)
-  actions = np.asarray(make_act(model)(params, *batch).action)
+  actions = np.asarray(make_act(model, ENV.action)(params, *batch).action)[:, 0]
   probabilities = np.bincount(actions, minlength=4) / 64
   assert probabilities.max() < 0.95, 'every row drew the same action'
   assert probabilities.max() > 0.3
@@ -92,7 +92,7 @@ def test_swapped_integers_are_another_identity():
     leaf[:] = leaf[:1]
   rng = np.random.default_rng(0)
   batch[3][:] = rng.integers(0, 1000, (64, 5))
-  act = make_act(model)
+  act = make_act(model, ENV.action)
   one = np.asarray(act(params, *batch).action)
   batch[3][:] = batch[3][:, [0, 1, 3, 2, 4]]
   # Independent draws agree in the sum of squared probabilities, below 3/4 here; 64 draws
@@ -109,8 +109,8 @@ def test_actions_follow_the_policy():
     leaf[:] = leaf[:1]
   batch[3][:] = 0
   batch[3][:, 2], batch[3][:, 4] = np.arange(n) // 64, np.arange(n) % 64
-  output = make_act(model)(params, *batch)
-  actions, log_probs = np.asarray(output.action), np.asarray(output.log_prob)
+  output = make_act(model, ENV.action)(params, *batch)
+  actions, log_probs = np.asarray(output.action)[:, 0], np.asarray(output.log_prob)
   for action in np.unique(actions):
     expected = np.exp(log_probs[actions == action][0])
     # Four standard deviations of a frequency of 4096 draws: 4 · sqrt(1/4 / 4096) = 0.031.
@@ -122,18 +122,19 @@ def test_log_prob_is_that_of_the_action_and_the_deterministic_action_is_the_like
   model, params = make_policy()
   batch = random_batch(64)
   sampled, likeliest = (
-    make_act(model)(params, *batch),
-    make_act(model, deterministic=True)(params, *batch),
+    make_act(model, ENV.action)(params, *batch),
+    make_act(model, ENV.action, deterministic=True)(params, *batch),
   )
   output = model.apply(params, *batch[:3])
   logits = np.asarray(output.logits[0])
   log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
   for acted in (sampled, likeliest):
-    picked = log_probs[np.arange(64), np.asarray(acted.action)]
+    picked = log_probs[np.arange(64), np.asarray(acted.action)[:, 0]]
+    np.testing.assert_allclose(acted.params, logits, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(acted.log_prob, picked, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(acted.value, output.values[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(acted.core, output.core, rtol=1e-5, atol=1e-6)
-  np.testing.assert_array_equal(likeliest.action, logits.argmax(axis=1))
+  np.testing.assert_array_equal(likeliest.action[:, 0], logits.argmax(axis=1))
   assert np.any(np.asarray(sampled.action) != np.asarray(likeliest.action))
 
 
@@ -148,13 +149,13 @@ def test_published_policies_act_with_the_newest_version_of_each(compilations):
   topology = make_transport(envs=8).topology
   nbytes = flat_nbytes(first)
   buffer = ParameterBuffer(SharedBlock(), num_policies=2, nbytes=nbytes, allocate=True)
-  act = make_act(model)
+  act = make_act(model, ENV.action)
   policies = PublishedPolicies(
     act,
     template=jax.eval_shape(lambda: first),
     params=buffer,
     num_policies=2,
-    specs=batch_specs(topology, ENV.obs, CORE_SIZE),
+    specs=batch_specs(topology, ENV, CORE_SIZE),
   )
   publish(buffer, 0, 5, first)
   publish(buffer, 1, 7, second)

@@ -52,20 +52,20 @@ def test_no_batch_is_stamped_below_a_version_whose_publish_had_returned():
     buffer.publish(policy, 1, flatten_params(PARAMS))
   floors: list[np.ndarray] = []
 
-  def act(params: Any, obs: Any, core: Any, first: Any, identity: Any) -> ActOutput:
+  def act(params: Any, obs: Any, core: Any, first: Any, identity: Any, mask: Any) -> ActOutput:
     # The action is the version that the parameters hold. Whatever is published by the end of one
     # batch, the next must know.
     time.sleep(3e-3)
     action = jnp.full(len(core), params['w'][-1]).astype(jnp.int32)
     floors.append(flags['returned'].copy())
-    return ActOutput(action, action * 0.5, action * 0.5, jnp.array(core))
+    return ActOutput(action[:, None], action * 0.5, action * 0.5, jnp.array(core), action)
 
   policies: Any = PublishedPolicies(
     act,
     template=PARAMS,
     params=buffer,
     num_policies=POLICIES,
-    specs=batch_specs(transport.topology, ENV.obs, CORE_SIZE),
+    specs=batch_specs(transport.topology, ENV, CORE_SIZE),
   )
   server = make_server(
     transport, policies, num_policies=POLICIES, learner_versions=flags['learner']
@@ -87,7 +87,7 @@ def test_no_batch_is_stamped_below_a_version_whose_publish_had_returned():
       stamped, newest = table['reply_version'].copy(), table['reply_learner_version']
       known = [floors[policy][policy] for policy in range(POLICIES)]
       assert (stamped >= known).all(), (stamped, known)
-      assert (table['reply_action'] == stamped).all(), 'parameters and their version differ'
+      assert (table['reply_action'][:, 0] == stamped).all(), 'parameters and their version differ'
       assert (newest >= stamped).all()
       versions.append(stamped)
   finally:

@@ -56,7 +56,7 @@ def released(transport: Transport) -> list[int]:
 
 def facts(transport: Transport, row: int) -> dict[str, np.ndarray]:
   names = ('obs/obs', 'first', *TIME_FIELDS, 'core')
-  return {name: transport.slab[name][row].copy() for name in names}
+  return {name: transport.slab[name][row].copy() for name in names if name in transport.slab}
 
 
 def check_batch(batch: ReadyBatch, expected: list[dict[str, np.ndarray]], num_devices: int) -> None:

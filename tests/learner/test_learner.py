@@ -15,8 +15,9 @@ from sfjax import config as config_lib
 from sfjax.learner.batcher import Batcher
 from sfjax.learner.devices import first_replica, replicate
 from sfjax.learner.learner import MAX_NON_FINITE, Learner, NonFiniteError
+from sfjax.learner.minibatches import Prepare, ShuffledUpdate
 from sfjax.learner.setup import Saver, compiled_update, initial_states
-from sfjax.learner.update import Update, make_hyperparams
+from sfjax.learner.update import make_hyperparams
 from sfjax.metrics.records import LAG_METRICS, UPDATE, UPDATE_METRICS
 from sfjax.metrics.stages import Stage, StageTimer, status_specs
 from sfjax.models.flat_params import flat_nbytes, flatten_params
@@ -42,8 +43,15 @@ def make_config() -> config_lib.Config:
 
 
 @pytest.fixture(scope='module')
-def update() -> Update:
-  return compiled_update(make_config(), ENV)
+def update() -> ShuffledUpdate:
+  return compiled_update(make_config(), ENV)[0]
+
+
+@functools.cache
+def prepare() -> Prepare | None:
+  config = make_config()
+  config.learner.epochs = 2
+  return compiled_update(config, ENV)[1]
 
 
 @functools.cache
@@ -54,7 +62,7 @@ def fresh_states() -> list[Any]:
 class World:
   """A learner with its batcher, two policies, and everything around them in this process."""
 
-  def __init__(self, update: Update, workdir: Path, *, epochs=1, max_frames=10**9) -> None:
+  def __init__(self, update: ShuffledUpdate, workdir: Path, *, epochs=1, max_frames=10**9) -> None:
     config = make_config()
     self.transport = make_transport(envs=16, rows=2, rollout=T)
     # Rows of the slab belong to the policies in halves.
@@ -78,9 +86,14 @@ class World:
     self.updates = RecordQueue(UPDATE, 64)
     self.learner = Learner(
       update=update,
+      prepare=prepare() if epochs > 1 else None,
       states=self.states,
       hyperparams=[make_hyperparams(config)] * POLICIES,
+      schedule=lambda frames, start: start,
       epochs=epochs,
+      minibatches=1,
+      max_kl=None,
+      seed=0,
       frameskip=FRAMESKIP,
       max_frames=max_frames,
       batcher=self.batcher,
@@ -104,7 +117,7 @@ class World:
       self._next[policy] += 1
       slots = slice(i * T, (i + 1) * T)
       slab['obs/obs'][row] = self._rng.normal(size=(T + 1, 3))
-      slab['actions'][row] = self._rng.integers(0, 4, T)
+      slab['actions'][row, :, 0] = self._rng.integers(0, 4, T)
       slab['behaviour_log_prob'][row] = -1.4
       slab['rewards'][row] = self._rng.normal(size=T) + reward
       slab['played'][row] = flat_played[slots]

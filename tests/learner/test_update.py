@@ -9,6 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from update_cases import (
+  HYPERPARAMS,
+  PIXELS,
+  B,
+  T,
+  assert_close,
+  gradient,
+  gradient_update,
+  network,
+  random_batch,
+  random_params,
+  shared,
+  small_config,
+)
 
 from sfjax import config as config_lib
 from sfjax.inference.act import make_act
@@ -22,15 +36,14 @@ from sfjax.learner.update import (
   Update,
   default_microbatch,
   init_state,
-  make_hyperparams,
   make_update,
+  ratio_limits,
 )
 from sfjax.metrics.records import LAG_METRICS
-from sfjax.models.actor_critic import ActorCritic, init_params, make_model
+from sfjax.models.actor_critic import ActorCritic, make_model
 from sfjax.models.flat_params import flat_nbytes, flatten_params
 from sfjax.shm.blocks import SharedBlock
 from sfjax.shm.params import ParameterBuffer
-from sfjax.specs import EnvSpec, array_spec
 from tests.fakes import (
   BOTH,
   CORE_SIZE,
@@ -43,126 +56,6 @@ from tests.fakes import (
   make_transport,
   take_rows,
 )
-
-T, B = 6, 8
-PIXELS = EnvSpec({'obs': array_spec(np.uint8, 36, 36, 3)}, num_actions=4)
-
-
-def small_config(core=config_lib.Core.GRU) -> config_lib.Config:
-  config = config_lib.Config()
-  config.model.encoder = config_lib.Encoder.MLP
-  config.model.mlp_layers = (8,)
-  config.model.core, config.model.core_size = core, CORE_SIZE
-  config.model.encoder_size = 8
-  config.learner.rollout, config.learner.batch_size = T, T * B
-  return config
-
-
-def random_params(model: ActorCritic, env: EnvSpec, core_size: int, seed=0) -> Any:
-  """Large random numbers, so that no part of the network is close to linear or to uniform."""
-  shapes = jax.eval_shape(lambda key: init_params(model, key, env, core_size), jax.random.key(0))
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / max(leaf.size // 64, 1) ** 0.5,
-    shapes,
-  )
-
-
-def random_batch(seed=0, *, env=ENV, b=B) -> dict[str, np.ndarray]:
-  """A batch [T, B] with every kind of end, ratios that are not 1, and one sample in five old."""
-  rng = np.random.default_rng(seed)
-  obs = {name: rng.normal(size=(T + 1, b, *spec.shape)) * 40 for name, spec in env.obs.items()}
-  batch = {
-    f'obs/{name}': np.abs(obs[name]).astype(spec.dtype)
-    if spec.dtype == np.uint8
-    else (obs[name] / 40).astype(spec.dtype)
-    for name, spec in env.obs.items()
-  }
-  first = rng.random((T + 1, b)) < 0.15
-  played = rng.random((T, b)) < 0.85
-  batch |= {
-    'first': first,
-    'actions': rng.integers(0, env.num_actions, (T, b)).astype(np.int32),
-    'behaviour_log_prob': rng.uniform(-2.5, -0.5, (T, b)).astype(np.float32),
-    'behaviour_value': rng.normal(size=(T, b)).astype(np.float32),
-    'rewards': rng.normal(size=(T, b)).astype(np.float32),
-    'terminated': first[1:] & played & (rng.random((T, b)) < 0.5),
-    'played': played,
-    'version': np.where(rng.random((T, b)) < 0.2, 2, 8).astype(np.int32),
-    'learner_version': rng.integers(8, 10, (T, b)).astype(np.int32),
-    'core': rng.normal(size=(b, CORE_SIZE)).astype(np.float32),
-  }
-  return batch
-
-
-def shared(batch: dict[str, np.ndarray], devices: int) -> Any:
-  """The batch as the batcher lays it out: the first B / devices rows to the first device."""
-
-  def split(name: str, array: np.ndarray) -> np.ndarray:
-    axis = 0 if name == 'core' else 1
-    return np.stack(np.split(array, devices, axis))
-
-  return {name: split(name, array) for name, array in batch.items()}
-
-
-HYPERPARAMS = make_hyperparams(small_config())._replace(gamma=0.9, max_policy_lag=6)
-
-
-@functools.cache
-def network(core=config_lib.Core.GRU) -> tuple[ActorCritic, Any]:
-  config = small_config(core)
-  model = make_model(config, ENV)
-  return model, random_params(model, ENV, config_lib.core_size(config))
-
-
-@functools.cache
-def gradient_update(microbatch: int, devices: int, *, use_vtrace=True, pixels=False) -> Update:
-  """An update by plain gradient descent: with a learning rate of 1 the step is the gradient."""
-  config = small_config(config_lib.Core.NONE if pixels else config_lib.Core.GRU)
-  config.loss.use_vtrace = use_vtrace
-  if pixels:
-    config.model.encoder = config_lib.Encoder.CONV
-  update = make_update(
-    make_model(config, PIXELS if pixels else ENV),
-    optax.identity(),
-    loss=config.loss,
-    microbatch=microbatch,
-    **({'axis_name': None} if devices == 1 else {}),
-  )
-  return pmap_update(update) if devices > 1 else jax.jit(update)
-
-
-def gradient(
-  batch: dict[str, np.ndarray],
-  hyperparams: Hyperparams = HYPERPARAMS,
-  *,
-  params: Any = None,
-  microbatch=B * (T + 1),
-  devices=1,
-  **options: Any,
-) -> tuple[Any, dict[str, float]]:
-  """The unclipped gradient of the mean loss at version 10, and the metrics."""
-  params = network()[1] if params is None else params
-  state = LearnerState(params, optax.EmptyState(), jnp.int32(10))
-  update = gradient_update(microbatch, devices, **options)
-  hyperparams = hyperparams._replace(learning_rate=1.0, max_grad_norm=0.0)
-  if devices > 1:
-    replicas, metrics = update(replicate(state), shared(batch, devices), hyperparams)
-    for leaf in jax.tree.leaves((replicas, metrics)):
-      np.testing.assert_array_equal(leaf[0], leaf[1], 'the devices do not agree')
-    after, metrics = first_replica(replicas), first_replica(metrics)
-  else:
-    arrays: Any = batch
-    after, metrics = update(state, arrays, hyperparams)
-  grads = jax.tree.map(lambda old, new: old - np.asarray(new), params, after.params)
-  return grads, {name: float(value) for name, value in metrics.items()}
-
-
-def assert_close(one: Any, other: Any, tolerance=1e-5) -> None:
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), one, other
-  )
-
 
 # Acting and learning.
 
@@ -187,11 +80,11 @@ def acted_rows(model: ActorCritic, params: Any, *, count: int) -> list[dict[str,
   buffer.publish(0, 3, flatten_params(params))
   server = Server(
     policies=PublishedPolicies(
-      make_act(model),
+      make_act(model, ENV.action),
       template=jax.eval_shape(lambda: params),
       params=buffer,
       num_policies=1,
-      specs=batch_specs(topology, ENV.obs, CORE_SIZE),
+      specs=batch_specs(topology, ENV, CORE_SIZE),
     ),
     num_policies=1,
     topology=topology,
@@ -226,6 +119,7 @@ def as_batch(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   names = ('obs/obs', 'first', 'actions', 'behaviour_log_prob', 'behaviour_value')
   names += ('rewards', 'terminated', 'played', 'version', 'learner_version')
   batch = {name: np.stack([row[name] for row in rows], axis=1) for name in names}
+  batch['actions'] = batch['actions'].reshape(*batch['rewards'].shape, ENV.action.size)
   return batch | {'core': np.stack([row['core'] for row in rows])}
 
 
@@ -239,7 +133,7 @@ def replay(
     params, features.reshape(steps, b, -1), batch['core'], batch['first'], method='unroll'
   )
   log_probs = np.asarray(jax.nn.log_softmax(output.logits[:-1]))
-  of_actions = np.take_along_axis(log_probs, batch['actions'][..., None], axis=-1)[..., 0]
+  of_actions = np.take_along_axis(log_probs, batch['actions'], axis=-1)[..., 0]
   return of_actions, np.asarray(output.values[:-1])
 
 
@@ -254,11 +148,18 @@ def test_the_learner_replays_what_was_acted(core):
   played = batch['played']
   np.testing.assert_allclose(replayed[played], batch['behaviour_log_prob'][played], atol=1e-4)
   np.testing.assert_allclose(values[played], batch['behaviour_value'][played], atol=1e-4)
-  assert np.ptp(replayed[played]) > 1.0, 'a policy so even proves nothing'
+  assert np.ptp(replayed[played]) > 0.5, 'a policy so even proves nothing'
   update = jax.jit(
-    make_update(model, optax.identity(), loss=small_config().loss, microbatch=40, axis_name=None)
+    make_update(
+      model,
+      optax.identity(),
+      action=ENV.action,
+      loss=small_config().loss,
+      microbatch=40,
+      axis_name=None,
+    )
   )
-  state = LearnerState(params, optax.EmptyState(), jnp.int32(3))
+  state = LearnerState(params, optax.EmptyState(), jnp.int32(3), jnp.ones(()))
   arrays: Any = batch
   _, metrics = update(state, arrays, HYPERPARAMS)
   assert float(metrics['ratio_max']) == pytest.approx(1.0, abs=2e-4)
@@ -297,8 +198,9 @@ def test_a_device_without_a_sample_takes_part():
   """Catches a division by its own count."""
   batch = lopsided_batch()
   batch['played'][:, B // 2 :] = False
-  expected, expected_metrics = gradient(batch)
-  grads, metrics = gradient(batch, microbatch=4, devices=2)
+  options = {'use_vtrace': False, 'exploration': config_lib.Exploration.SYMMETRIC_KL}
+  expected, expected_metrics = gradient(batch, **options)
+  grads, metrics = gradient(batch, microbatch=4, devices=2, **options)
   assert_close(grads, expected)
   assert_close(metrics, expected_metrics)
 
@@ -306,7 +208,7 @@ def test_a_device_without_a_sample_takes_part():
 def test_the_encoder_of_pixels_goes_through_devices_and_micro_batches():
   """Catches a gradient of our own convolution that does not survive the device loop."""
   config = small_config(config_lib.Core.NONE)
-  config.model.encoder = config_lib.Encoder.CONV
+  config.model.encoder = config_lib.Encoder.CONV_SIMPLE
   params = random_params(make_model(config, PIXELS), PIXELS, 0)
   batch = lopsided_batch(env=PIXELS) | {'core': np.zeros((B, 0), np.float32)}
   options = {'params': params, 'pixels': True}
@@ -320,11 +222,13 @@ def test_the_encoder_of_pixels_goes_through_devices_and_micro_batches():
 
 def test_the_default_micro_batch_divides_the_batch():
   """Catches one that does not, that is larger than the cache, or small on an accelerator."""
+  simple = config_lib.Encoder.CONV_SIMPLE
   for observations in (1, 7, 33 * 32, 33 * 31, 37, 64):
-    size = default_microbatch(observations, 'cpu')
+    size = default_microbatch(observations, 'cpu', simple)
     assert observations % size == 0 and size <= 32
-    assert default_microbatch(observations, 'cuda') == observations
-  assert [default_microbatch(n, 'cpu') for n in (37, 64, 33 * 32)] == [1, 32, 32]
+    assert default_microbatch(observations, 'cuda', simple) == observations
+  assert [default_microbatch(n, 'cpu', simple) for n in (37, 64, 33 * 32)] == [1, 32, 32]
+  assert default_microbatch(64, 'cpu', config_lib.Encoder.RESNET) == 4
 
 
 # What must change nothing.
@@ -334,13 +238,19 @@ def test_the_default_micro_batch_divides_the_batch():
 def adam_update() -> Update:
   config = small_config()
   return pmap_update(
-    make_update(network()[0], make_optimizer(1e-6), loss=config.loss, microbatch=T + 1)
+    make_update(
+      network()[0],
+      make_optimizer('adam', eps=1e-6),
+      action=ENV.action,
+      loss=config.loss,
+      microbatch=T + 1,
+    )
   )
 
 
 def trained_state() -> LearnerState:
   """A replicated state after two updates, so that nothing in it is zero."""
-  state: Any = replicate(init_state(network()[1], make_optimizer(1e-6)))
+  state: Any = replicate(init_state(network()[1], make_optimizer('adam', eps=1e-6)))
   for seed in range(2):
     state, metrics = adam_update()(state, shared(random_batch(seed), 2), HYPERPARAMS)
     assert first_replica(metrics)['applied']
@@ -421,6 +331,10 @@ def test_a_sample_is_stale_when_its_lag_is_above_the_limit():
     assert metrics['valid_count'] == (limit + 1) * B
     assert (metrics['played_count'], metrics['lag_updates_max']) == (T * B, T - 1)
     assert metrics['lag_updates_mean'] == pytest.approx((T - 1) / 2)
+    assert (metrics['lag_updates_p50'], metrics['lag_updates_p90']) == (T // 2 - 1, T - 1)
+    assert metrics['dropped_share'] == pytest.approx(1 - (limit + 1) / T)
+    of_10 = metrics['share_lag_0_1'] * (limit + 1)
+    assert of_10 == pytest.approx(min(limit + 1, 2))
 
 
 def test_lag_is_told_apart_by_its_causes():
@@ -438,24 +352,31 @@ def test_lag_is_told_apart_by_its_causes():
   assert metrics['lag_updates_backlog_mean'] == pytest.approx(3 * (B - 1) / B)
   assert metrics['lag_updates_mean'] == pytest.approx(7 - 4 / B)
   assert metrics['lag_updates_max'] == 7
+  names = [f'lag_updates_{c}_{s}' for c in ('stale', 'backlog') for s in ('p50', 'p90', 'max')]
+  assert [metrics[name] for name in names] == [4, 4, 4, 3, 3, 3]
 
 
-@pytest.mark.parametrize('use_vtrace', (True, False))
-def test_stale_samples_change_neither_loss_nor_gradient(use_vtrace):
-  """Catches facts of a stale sample that are used, even as 0 · NaN, and a count of all."""
+@pytest.mark.parametrize(
+  ('use_vtrace', 'exploration'),
+  ((True, config_lib.Exploration.SYMMETRIC_KL), (False, config_lib.Exploration.ENTROPY)),
+)
+def test_what_is_no_valid_sample_changes_not_a_bit(use_vtrace, exploration):
+  """Catches facts of a stale or unplayed slot that are used, even as 0 · NaN, or counted."""
   batch = random_batch()
   stale = batch['version'] == 2  # Lag 8 at version 10, and the limit is 6.
   assert 0.1 < stale.mean() < 0.4
-  other = {name: array.copy() for name, array in batch.items()}
-  for name in ('rewards', 'behaviour_log_prob', 'behaviour_value'):
-    other[name][stale] = np.nan
-  other['actions'][stale] = 3 - other['actions'][stale]
-  one, metrics = gradient(batch, use_vtrace=use_vtrace)
-  two, other_metrics = gradient(other, use_vtrace=use_vtrace)
-  assert_close(two, one, 1e-7)
-  for name in metrics:
-    assert other_metrics[name] == pytest.approx(metrics[name], rel=1e-6, abs=1e-7), name
-  assert metrics['valid_count'] == (batch['played'] & ~stale).sum()
+  invalid = stale | ~batch['played']
+  options: Any = {'use_vtrace': use_vtrace, 'exploration': exploration}
+  expected = gradient(batch, **options)
+  assert expected[1]['valid_count'] == (~invalid).sum()
+  for poison in (np.nan, np.inf, -np.inf, 1e30):
+    bad = {name: array.copy() for name, array in batch.items()}
+    for name in ('rewards', 'behaviour_log_prob', 'behaviour_value', 'behaviour_params'):
+      bad[name][invalid] = poison
+    bad['actions'][invalid] = 2**31 - 1 if poison == 1e30 else -7
+    found = gradient(bad, **options)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+      assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def test_rows_of_stale_samples_are_as_good_as_absent():
@@ -467,7 +388,8 @@ def test_rows_of_stale_samples_are_as_good_as_absent():
   whole, metrics = gradient(batch)
   alone, alone_metrics = gradient(part, microbatch=5 * (T + 1))
   assert_close(whole, alone)
-  for name in set(metrics) - {'played_count', 'valid_share', *LAG_METRICS}:
+  of_played = {'played_count', 'dropped_share', 'valid_share', *LAG_METRICS}
+  for name in set(metrics) - of_played:
     assert metrics[name] == pytest.approx(alone_metrics[name], rel=1e-5, abs=1e-6), name
 
 
@@ -476,33 +398,47 @@ def test_rows_of_stale_samples_are_as_good_as_absent():
 
 CHANGED = HYPERPARAMS._replace(
   learning_rate=2e-4,
+  kl_threshold=100.0,
+  min_learning_rate=5e-4,
+  max_learning_rate=5e-5,
   max_grad_norm=0.01,
   max_policy_lag=9,
   gamma=0.5,
   rho_bar=0.7,
   c_bar=0.6,
+  vtrace_lambda=0.5,
   gae_lambda=0.5,
   ratio_min=0.6,
   ratio_max=1.5,
   value_coef=1.0,
   value_clip=0.05,
-  entropy_coef=0.1,
+  exploration_coef=0.5,
+  kl_coef=0.5,
 )
 
 
 @pytest.mark.parametrize('field', Hyperparams._fields)
 def test_each_hyperparameter_is_traced_and_counts(field, compilations):
   """Catches one that is baked into the program, or read from nowhere."""
-  update = gradient_update(B * (T + 1), 1, use_vtrace=field != 'gae_lambda')
-  state = LearnerState(network()[1], optax.EmptyState(), jnp.int32(10))
+  adapts = field in ('kl_threshold', 'min_learning_rate', 'max_learning_rate')
+  options: Any = {'adapts_rate': True} if adapts else {}
+  update = gradient_update(B * (T + 1), 1, use_vtrace=field != 'gae_lambda', **options)
+  state = LearnerState(network()[1], optax.EmptyState(), jnp.int32(10), jnp.ones(()))
   arrays: Any = random_batch()
   changed = HYPERPARAMS._replace(**{field: getattr(CHANGED, field)})
   before, _ = update(state, arrays, HYPERPARAMS)
   compiled = len(compilations)
   after, _ = update(state, arrays, changed)
   assert len(compilations) == compiled
-  differences = jax.tree.map(lambda a, b: np.abs(a - b).max(), before.params, after.params)
+  parts = [(state.params, state.rate_factor) for state in (before, after)]
+  differences = jax.tree.map(lambda a, b: np.abs(a - b).max(), *parts)
   assert max(jax.tree.leaves(differences)) > 1e-6
+
+
+def test_the_range_of_the_ratio_by_its_style():
+  """Catches 1 - c for 1 / (1 + c), and the reverse."""
+  assert ratio_limits(0.25, config_lib.RatioRange.RATIO) == (0.8, 1.25)
+  assert ratio_limits(0.25, config_lib.RatioRange.SYMMETRIC) == (0.75, 1.25)
 
 
 def test_nothing_recompiles_after_the_first_update(compilations):
@@ -519,9 +455,9 @@ def test_nothing_recompiles_after_the_first_update(compilations):
 def test_fresh_trained_and_restored_states_run_one_program(compilations):
   """Catches `replicate` placing a state in another way than the update returns it."""
   model, params = network(config_lib.Core.NONE)
-  loss = small_config().loss
-  update = pmap_update(make_update(model, make_optimizer(1e-6), loss=loss, microbatch=T + 1))
-  state: Any = replicate(init_state(params, make_optimizer(1e-6)))
+  options = {'action': ENV.action, 'loss': small_config().loss, 'microbatch': T + 1}
+  update = pmap_update(make_update(model, make_optimizer('adam', eps=1e-6), **options))
+  state: Any = replicate(init_state(params, make_optimizer('adam', eps=1e-6)))
   batch = shared(random_batch(), 2)
   state, _ = update(state, batch, HYPERPARAMS)
   compiled = len(compilations)
@@ -547,7 +483,7 @@ def test_the_loss_falls_on_a_fixed_batch():
   model, params = network()
   batch = random_batch(3)
   batch['behaviour_log_prob'], batch['behaviour_value'] = replay(model, params, batch)
-  state: Any = replicate(init_state(params, make_optimizer(1e-6)))
+  state: Any = replicate(init_state(params, make_optimizer('adam', eps=1e-6)))
   losses = []
   for _ in range(40):
     hyperparams = HYPERPARAMS._replace(learning_rate=3e-3, max_policy_lag=1000)
@@ -568,7 +504,7 @@ def test_a_large_gradient_is_scaled_to_the_limit():
   assert metrics['grad_norm'] == pytest.approx(norm, rel=1e-4)
   params = network()[1]
   for limit, scale in ((norm / 4, 0.25), (norm * 4, 1.0)):
-    state: Any = replicate(LearnerState(params, optax.EmptyState(), jnp.int32(10)))
+    state: Any = replicate(LearnerState(params, optax.EmptyState(), jnp.int32(10), jnp.ones(())))
     hyperparams = HYPERPARAMS._replace(learning_rate=1.0, max_grad_norm=float(limit))
     state, _ = gradient_update(4, 2)(state, shared(batch, 2), hyperparams)
     step = jax.tree.map(lambda old, new: old - new, params, first_replica(state).params)

@@ -31,8 +31,9 @@ def random_trajectory(seed: int, steps: int, *, ends: bool = True) -> Trajectory
   return Trajectory(v_tm1, v_t, r_t, terminated, cut, ratio)
 
 
-def vtrace_sum(x: Trajectory, gamma: float, rho_bar: float, c_bar: float):
-  """Targets and advantages: eq. 1 of IMPALA for every s, summed up to the episode's end."""
+def vtrace_sum(x: Trajectory, gamma: float, rho_bar: float, c_bar: float, lambda_: float = 1.0):
+  """Targets and advantages: eq. 1 of IMPALA for every s, summed up to the episode's end, with the
+  λ of its remark 2; an advantage looks one step ahead with 1 - λ, and to the targets with λ."""
   steps = len(x.r_t)
   v, v_next, r = (a.astype(np.float64) for a in (x.v_tm1, x.v_t, x.r_t))
   rho, c = np.minimum(rho_bar, x.ratio), np.minimum(c_bar, x.ratio)
@@ -41,11 +42,12 @@ def vtrace_sum(x: Trajectory, gamma: float, rho_bar: float, c_bar: float):
   for s in range(steps):
     for t in range(s, last[s] + 1):
       delta = rho[t] * (r[t] + gamma * after[t] - v[t])
-      targets[s] += gamma ** (t - s) * np.prod(c[s:t]) * delta
+      targets[s] += gamma ** (t - s) * np.prod(lambda_ * c[s:t]) * delta
   advantages = np.zeros(steps)
   for s in range(steps):
     following = targets[s + 1] if s < last[s] else after[s]
-    advantages[s] = r[s] + gamma * following - v[s]
+    ahead = lambda_ * following + (1 - lambda_) * after[s]
+    advantages[s] = r[s] + gamma * ahead - v[s]
   return targets, advantages
 
 

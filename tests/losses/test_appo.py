@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +10,17 @@ import numpy as np
 import pytest
 from loss_oracles import Trajectory, gae_sum, vtrace_sum
 
-from sfjax.losses import appo_loss, transition_masks
-from sfjax.losses.appo import masked_mean
+from sfjax.losses import GAEOutput, appo_loss, gae, neutral_transitions, transition_masks
+from sfjax.losses.masked import masked_mean
 
-OUTPUTS = ('log_prob_tm1', 'entropy_tm1', 'values')  # What the networks computed.
+# What the networks computed.
+OUTPUTS = ('log_prob_tm1', 'entropy_tm1', 'exploration_tm1', 'kl_tm1', 'values')
 FLAGS = ('use_vtrace', 'use_clip', 'normalize_advantages', 'axis_name')
 MODES = list(itertools.product((True, False), (True, False)))
 SCALARS = {'gamma': 0.9, 'rho_bar': 1.2, 'c_bar': 1.1, 'gae_lambda': 0.8, 'ratio_min': 0.9}
-SCALARS |= {'ratio_max': 1.1, 'value_coef': 0.5, 'value_clip': 0.3, 'entropy_coef': 0.01}
+SCALARS |= {'ratio_max': 1.1, 'value_coef': 0.5, 'value_clip': 0.3, 'exploration_coef': 0.01}
+SCALARS |= {'vtrace_lambda': 1.0, 'kl_coef': 0.1}
+OPTIONAL = ('exploration_tm1', 'kl_tm1', 'lag_tm1')
 ALL_ROWS = list(itertools.product(('go', 'terminate', 'truncate'), repeat=4))
 traces = []  # One entry for every compilation of `loss_and_grads`.
 
@@ -40,12 +44,15 @@ def make_batch(rows, seed=0):
   """Random numbers everywhere on the given rows, as [T, B] arrays; every sample valid."""
   played, terminated, first = (np.stack(x, 1) for x in zip(*map(lay_out, rows), strict=True))
   rng = np.random.default_rng(seed)
-  log_prob, behaviour_log_prob, behaviour_value, rewards = rng.normal(
-    size=(4, *played.shape)
+  log_prob, behaviour_log_prob, behaviour_value, rewards, exploration, kl = rng.normal(
+    size=(6, *played.shape)
   ).astype(np.float32)
   return {
     'log_prob_tm1': log_prob - 2,
     'entropy_tm1': rng.random(played.shape).astype(np.float32),
+    'exploration_tm1': exploration,
+    'kl_tm1': np.abs(kl),
+    'lag_tm1': rng.integers(0, 15, played.shape).astype(np.int32),
     'values': rng.normal(size=first.shape).astype(np.float32),
     'behaviour_log_prob': behaviour_log_prob - 2,
     'behaviour_value': behaviour_value,
@@ -72,16 +79,17 @@ def loss_and_grads(batch, **options):
   traces.append(options)
 
   def loss(outputs):
-    return appo_loss(**(batch | outputs), **options)
+    loss, metrics, _ = appo_loss(**(batch | outputs), **options)
+    return loss, metrics
 
-  outputs = {name: batch[name] for name in OUTPUTS}
+  outputs = {name: batch[name] for name in OUTPUTS if name in batch}
   (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(outputs)
   return value, metrics, grads
 
 
 def run(batch, **options):
   """All scalars are passed, so that a test compiles only for new flags and shapes."""
-  return loss_and_grads({k: jnp.asarray(v) for k, v in batch.items()}, **SCALARS | options)
+  return loss_and_grads(jax.tree.map(jnp.asarray, batch), **SCALARS | options)
 
 
 def recover(batch, **options):
@@ -174,8 +182,9 @@ def test_poison_in_invalid_slots_changes_nothing(use_vtrace, use_clip):
   assert np.isfinite(loss) and loss != 0
   for poison in (np.nan, np.inf, -np.inf, 1e30):
     bad = {name: x.copy() for name, x in batch.items()}
-    for name in ('log_prob_tm1', 'entropy_tm1', 'behaviour_log_prob', 'behaviour_value', 'rewards'):
+    for name in (*OUTPUTS[:4], 'behaviour_log_prob', 'behaviour_value', 'rewards'):
       bad[name][invalid] = poison
+    bad['lag_tm1'][invalid] = -(2**31)
     bad['values'][~needed] = poison
     bad['terminated'][invalid] ^= True
     bad['first'][1:][invalid] ^= True
@@ -255,7 +264,7 @@ def test_devices_with_unequal_counts_add_up_to_the_whole_batch():
 def test_normalised_advantages_have_no_scale():
   """Catches statistics over the wrong set, a variance for a deviation, a cancelling one-pass."""
   batch = mixed_batch()
-  options = dict(use_vtrace=False, use_clip=False, gamma=0.0, entropy_coef=0.0, value_coef=0.0)
+  options = dict(use_vtrace=False, use_clip=False, gamma=0.0, exploration_coef=0.0, value_coef=0.0)
   _, metrics, grads = run(batch, **options)
   # γ = 0: A = r - V, normalised over the valid samples; dL/dlog π = -A / n.
   valid = batch['valid']
@@ -288,12 +297,66 @@ def test_values_learn_only_as_predictions(use_vtrace):
   np.testing.assert_array_equal(np.asarray(grads['values']) != 0, predicts)
 
 
-def test_entropy_is_rewarded():
-  """Catches the sign of the entropy term: dL/dH = -entropy_coef / n on samples."""
+def test_exploration_and_kl_are_weighted_means_over_samples():
+  """Catches a sign, a coefficient for the other's, and an entropy that still counts."""
   batch = mixed_batch()
-  _, metrics, grads = run(batch, entropy_coef=0.5)
+  _, metrics, grads = run(batch, exploration_coef=0.5, kl_coef=0.25)
+  per_sample = np.where(batch['valid'], 1.0 / metrics['valid_count'], 0.0)
+  np.testing.assert_allclose(grads['exploration_tm1'], 0.5 * per_sample, rtol=1e-6)
+  np.testing.assert_allclose(grads['kl_tm1'], 0.25 * per_sample, rtol=1e-6)
+  np.testing.assert_array_equal(grads['entropy_tm1'], 0.0)
+  np.testing.assert_allclose(metrics['kl'], batch['kl_tm1'][batch['valid']].mean(), rtol=1e-5)
+
+
+def test_entropy_is_rewarded_unless_told_otherwise():
+  """Catches the sign of the entropy term, and a KL that is there though nobody knows it."""
+  batch = {name: x for name, x in mixed_batch().items() if name not in OPTIONAL}
+  _, metrics, grads = run(batch, exploration_coef=0.5)
   expected = np.where(batch['valid'], -0.5 / metrics['valid_count'], 0.0)
   np.testing.assert_allclose(grads['entropy_tm1'], expected, rtol=1e-6)
+  np.testing.assert_allclose(metrics['exploration_loss'], -metrics['entropy'], rtol=1e-6)
+  assert 'kl' not in metrics and not any('lag' in name for name in metrics)
+
+
+def prepare(batch):
+  """What GAE says of a batch before the first of several updates."""
+  facts = ('values', 'rewards', 'terminated', 'played', 'valid', 'first')
+  arrays = (jnp.asarray(batch[name]) for name in facts)
+  return gae(*neutral_transitions(*arrays, gamma=0.9), lambda_=0.8)
+
+
+def test_prepared_targets_stay_when_values_move():
+  """Catches GAE computed again from values that have moved since, or a gradient through it."""
+  batch = mixed_batch()
+  prepared = prepare(batch)
+  options = dict(use_vtrace=False, value_clip=1e6, value_coef=1.0, kl_coef=0.0)
+  for a, b in zip(
+    jax.tree.leaves(run(batch, **options)),
+    jax.tree.leaves(run(batch | {'prepared': prepared}, **options)),
+    strict=True,
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  batch['values'] += 3 + np.arange(7, dtype=np.float32)[:, None]
+  _, metrics, grads = run(batch | {'prepared': prepared}, **options)
+  # dL/dV = 2 (V - target) / n.
+  targets = batch['values'][:-1] - grads['values'][:-1] * metrics['valid_count'] / 2
+  valid = batch['valid']
+  np.testing.assert_allclose(targets[valid], prepared.targets[valid], rtol=1e-4, atol=1e-4)
+  np.testing.assert_array_equal(
+    metrics['advantage_mean'], run(mixed_batch(), **options)[1]['advantage_mean']
+  )
+
+
+def test_poison_in_prepared_slots_changes_nothing():
+  """Catches invalid slots of what was prepared that enter the normalisation or the loss."""
+  batch = mixed_batch()
+  prepared = prepare(batch)
+  expected = run(batch | {'prepared': prepared}, use_vtrace=False)
+  for poison in (np.nan, np.inf, -np.inf, 1e30):
+    bad = GAEOutput(*(jnp.where(batch['valid'], x, poison) for x in prepared))
+    found = run(batch | {'prepared': bad}, use_vtrace=False)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+      assert np.asarray(a).tobytes() == np.asarray(b).tobytes()  # Bit for bit.
 
 
 def test_metrics_by_hand():
@@ -303,7 +366,7 @@ def test_metrics_by_hand():
   # Normalised A = (-1, 1). Ratio (2, 1), range [1/2, 3/2]:
   #   policy loss -min(-2, -1.5) = 2 and -1, mean 0.5.
   # Value loss, behaviour (1, 1), clip 1/2: (1 - 2)² = 1; max((2 - 4)², (1.5 - 4)²) = 6.25.
-  # Loss 0.5 + 0.5 · 3.625 - 0.1 · 1 = 2.2125.
+  # Loss 0.5 + 0.5 · 3.625 - 0.1 · 1 + 0.2 · 0.5 = 2.3125.
   batch = {
     'log_prob_tm1': [np.log(2), 0.0, 5.0],
     'entropy_tm1': [0.5, 1.5, 9.0],
@@ -311,23 +374,37 @@ def test_metrics_by_hand():
     'behaviour_log_prob': [0.0, 0.0, 0.0],
     'behaviour_value': [1.0, 1.0, 0.0],
     'rewards': [0.0, 0.0, 7.0],
+    'kl_tm1': [0.25, 0.75, 9.0],
   }
-  batch = {name: np.array(x, np.float32) for name, x in batch.items()}
+  batch: Any = {name: np.array(x, np.float32) for name, x in batch.items()}
+  batch['lag_tm1'] = np.array([3, 11, 3], np.int32)
   played, terminated, first = lay_out(('go', 'truncate', 'go'))
   batch |= {'played': played, 'valid': played, 'terminated': terminated, 'first': first}
   loss, metrics, _ = run(
     batch,
     **dict(gamma=0.5, gae_lambda=1.0, use_vtrace=False, rho_bar=1.5, ratio_min=0.5, ratio_max=1.5),
-    **dict(value_coef=0.5, value_clip=0.5, entropy_coef=0.1),
+    **dict(value_coef=0.5, value_clip=0.5, exploration_coef=0.1, kl_coef=0.2),
   )
   expected = {
-    'loss': 2.2125,
+    'loss': 2.3125,
     'policy_loss': 0.5,
     'value_loss': 3.625,
     'entropy': 1.0,
+    'exploration_loss': -1.0,
+    'kl': 0.5,
     'approx_kl': ((2 - 1) - np.log(2)) / 2,
     'ratio_mean': 1.5,
     'ratio_max': 2.0,
+    'ratio_p05': 1.0,
+    'ratio_p50': 1.0,
+    'ratio_p95': np.exp(0.69),  # The bin of log 2 = 0.693.
+    'effective_sample_share': 9 / 10,  # (2 + 1)² / (2 · (4 + 1)).
+    'policy_loss_lag_2_4': 2 / 2,
+    'policy_loss_lag_10_up': -1 / 2,
+    'value_loss_lag_2_4': 1 / 2,
+    'value_loss_lag_10_up': 6.25 / 2,
+    'share_lag_2_4': 0.5,
+    'share_lag_10_up': 0.5,
     'clipped_share': 0.5,
     'explained_variance': 1 - 0.25 / 1.0,  # Errors (1, 2), targets (2, 4).
     'advantage_mean': 1.5,
@@ -338,6 +415,8 @@ def test_metrics_by_hand():
     'valid_count': 2.0,
     'valid_share': 2 / 3,
   }
+  for name in ('policy_loss', 'value_loss', 'share'):
+    expected |= {f'{name}_lag_0_1': 0.0, f'{name}_lag_5_9': 0.0}
   assert set(metrics) == set(expected)
   for name, x in expected.items():
     np.testing.assert_allclose(metrics[name], x, rtol=1e-5, err_msg=name)
@@ -352,7 +431,7 @@ def test_every_scalar_is_traced_and_matters():
     compiled = len(traces)
     for name, x in SCALARS.items():
       changed = run(batch, use_vtrace=use_vtrace, **{name: x / 2})[0]
-      unused = ('gae_lambda',) if use_vtrace else ('rho_bar', 'c_bar')
+      unused = ('gae_lambda',) if use_vtrace else ('rho_bar', 'c_bar', 'vtrace_lambda')
       assert (changed == loss) == (name in unused), name
     assert len(traces) == compiled
 

@@ -45,6 +45,23 @@ def test_the_default_range_is_symmetric_in_log_space():
   )
 
 
+@pytest.mark.parametrize('ends', [(1 / 1.2, 1.2), (0.8, 1.2)])
+def test_only_what_left_the_range_is_not_pushed_farther(ends):
+  """Catches an end of the other style, at ratios a thousandth inside and outside of each end."""
+  low, high = ends
+  ratio = np.array([low - 1e-3, low + 1e-3, high - 1e-3, high + 1e-3], np.float32)
+
+  def total(log_ratio):
+    losses = clipped_surrogate_loss(
+      log_ratio, jnp.array([-1.0, -1.0, 1.0, 1.0]), ratio_min=low, ratio_max=high
+    )
+    return jnp.sum(losses)
+
+  np.testing.assert_array_equal(
+    jax.jit(jax.grad(total))(np.log(ratio)) == 0, [True, False, False, True]
+  )
+
+
 def test_a_reduced_loss_cannot_be_masked():
   """Catches a mean inside, and a range that must be a Python constant."""
   ends = {'ratio_min': jnp.array(0.5), 'ratio_max': jnp.array(2.0)}

@@ -7,7 +7,7 @@ import pytest
 import rlax
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_oracles import Trajectory, random_trajectory, vtrace_sum
+from loss_oracles import Trajectory, gae_sum, random_trajectory, vtrace_sum
 
 from sfjax.losses import vtrace
 
@@ -15,8 +15,8 @@ GAMMA = 0.9
 jit_vtrace = jax.jit(vtrace)  # The caps are traced: a Python branch on one would fail here.
 
 
-def run(x: Trajectory, *, rho_bar: float = 1.0, c_bar: float = 1.0):
-  return jit_vtrace(*x.args(GAMMA), x.ratio, rho_bar=rho_bar, c_bar=c_bar)
+def run(x: Trajectory, *, rho_bar: float = 1.0, c_bar: float = 1.0, lambda_: float = 1.0):
+  return jit_vtrace(*x.args(GAMMA), x.ratio, rho_bar=rho_bar, c_bar=c_bar, lambda_=lambda_)
 
 
 @settings(max_examples=40, deadline=None)
@@ -25,30 +25,54 @@ def run(x: Trajectory, *, rho_bar: float = 1.0, c_bar: float = 1.0):
   steps=st.sampled_from((1, 2, 7)),
   rho_bar=st.floats(0.3, 3.0),
   c_bar=st.floats(0.3, 3.0),
+  lambda_=st.floats(0.0, 1.0),
 )
-def test_a_wrong_recursion_cap_or_end_differs_from_the_papers_sum(seed, steps, rho_bar, c_bar):
-  """Catches swapped caps, a trace through an end, a shifted c, a wrong next target."""
+def test_a_wrong_recursion_cap_or_end_differs_from_the_papers_sum(
+  seed, steps, rho_bar, c_bar, lambda_
+):
+  """Catches swapped caps, a trace through an end, a shifted c, a wrong next target, and λ on the
+  TD error, inside the cap of c, or missing from the trace or the advantage."""
   x = random_trajectory(seed, steps)
-  out = run(x, rho_bar=rho_bar, c_bar=c_bar)
-  targets, advantages = vtrace_sum(x, GAMMA, rho_bar, c_bar)
+  out = run(x, rho_bar=rho_bar, c_bar=c_bar, lambda_=lambda_)
+  targets, advantages = vtrace_sum(x, GAMMA, rho_bar, c_bar, lambda_)
   np.testing.assert_allclose(out.targets, targets, rtol=1e-4, atol=1e-4)
   np.testing.assert_allclose(out.advantages, advantages, rtol=1e-4, atol=1e-4)
 
 
-def test_a_misread_paper_differs_from_rlax():
+@pytest.mark.parametrize('lambda_', [1.0, 0.6])
+def test_a_misread_paper_differs_from_rlax(lambda_):
   """Second opinion where no episode is cut (at a cut rlax reads the next episode's value)."""
   x = random_trajectory(3, 7)._replace(cut=np.zeros(7, bool))
   v_t = np.where(x.terminated, x.v_t, np.append(x.v_tm1[1:], x.v_t[-1]))
   x = x._replace(v_t=v_t)
-  out = run(x, rho_bar=1.5)
+  out = run(x, rho_bar=1.5, lambda_=lambda_)
   v_tm1, v_t, r_t, discount_t, _ = x.args(GAMMA)
   theirs = rlax.vtrace_td_error_and_advantage(
-    *map(jnp.asarray, (v_tm1, v_t, r_t, discount_t, x.ratio)), clip_rho_threshold=1.5
+    *map(jnp.asarray, (v_tm1, v_t, r_t, discount_t, x.ratio)),
+    lambda_=lambda_,
+    clip_rho_threshold=1.5,
   )
   np.testing.assert_allclose(out.targets, theirs.errors + v_tm1, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(
     out.advantages * np.minimum(1.0, x.ratio), theirs.pg_advantage, rtol=1e-5, atol=1e-5
   )
+
+
+def test_lambda_is_one_unless_given():
+  """Catches a λ that changes today's numbers, in any bit."""
+  x = random_trajectory(13, 7)
+  without = jit_vtrace(*x.args(GAMMA), x.ratio, rho_bar=1.0, c_bar=1.0)
+  for ours, other in zip(run(x, lambda_=1.0), without, strict=True):
+    np.testing.assert_array_equal(ours, other)
+
+
+def test_on_policy_lambda_is_that_of_gae():
+  """Catches λ in the targets alone: advantages would look a step too far ahead."""
+  x = random_trajectory(4, 7)._replace(ratio=np.ones(7, np.float32))
+  targets, advantages = gae_sum(x, GAMMA, 0.7)
+  out = run(x, lambda_=0.7)
+  np.testing.assert_allclose(out.targets, targets, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(out.advantages, advantages, rtol=1e-4, atol=1e-5)
 
 
 def test_hand_worked_numbers():
