@@ -16,6 +16,7 @@ from sfjax.learner.batcher import Batcher
 from sfjax.learner.devices import first_replica, replicate
 from sfjax.learner.learner import MAX_NON_FINITE, Learner, NonFiniteError
 from sfjax.learner.minibatches import Prepare, ShuffledUpdate
+from sfjax.learner.schedules import SCHEDULES
 from sfjax.learner.setup import Saver, compiled_update, initial_states
 from sfjax.learner.update import make_hyperparams
 from sfjax.metrics.records import LAG_METRICS, UPDATE, UPDATE_METRICS
@@ -62,7 +63,15 @@ def fresh_states() -> list[Any]:
 class World:
   """A learner with its batcher, two policies, and everything around them in this process."""
 
-  def __init__(self, update: ShuffledUpdate, workdir: Path, *, epochs=1, max_frames=10**9) -> None:
+  def __init__(
+    self,
+    update: ShuffledUpdate,
+    workdir: Path,
+    *,
+    epochs=1,
+    max_frames=10**9,
+    schedule=SCHEDULES['constant'],
+  ) -> None:
     config = make_config()
     self.transport = make_transport(envs=16, rows=2, rollout=T)
     # Rows of the slab belong to the policies in halves.
@@ -89,7 +98,7 @@ class World:
       prepare=prepare() if epochs > 1 else None,
       states=self.states,
       hyperparams=[make_hyperparams(config)] * POLICIES,
-      schedule=lambda frames, start: start,
+      schedule=functools.partial(schedule, total_frames=1000, end=0.0),
       epochs=epochs,
       minibatches=1,
       max_kl=None,
@@ -176,6 +185,19 @@ def test_every_update_is_published_once_under_the_next_version(update, tmp_path,
     assert unchanged.version == other.version
     np.testing.assert_array_equal(unchanged.data, other.data)
   assert world.params.count(0) == epochs + 1
+
+
+def test_a_schedule_counts_the_frames_of_all_starts(update, tmp_path, compilations):
+  """Catches a rate that starts again after a resume, counts updates, or compiles anew."""
+  world = World(update, tmp_path, schedule=SCHEDULES['linear'])
+  world.train()
+  compiled = len(compilations)
+  world.status['frames'][:] = 250, 900  # As a checkpoint has them.
+  for policy in (0, 1):
+    world.train(policy)
+  rates = world.updates.get_all()['learning_rate']
+  np.testing.assert_allclose(rates, [1e-3, 0.75e-3, 0.1e-3], rtol=1e-6)
+  assert len(compilations) == compiled
 
 
 @pytest.mark.parametrize('epochs', (1, 2))
