@@ -1,6 +1,10 @@
 """A cue shown once and asked for eight steps later: what a recurrent core is for.
 
-python launch.py --config=configs/memory.py
+Mean return 0.98 of the last 100 episodes after 59,000 to 94,000 frames, 5 to 7 s from the start of
+the program (compiled before) on two cores of an AMD EPYC (Zen 5), seeds 0 to 2; without a core it
+stays at 0. The whole command:
+
+    python launch.py --config=configs/memory.py
 """
 
 from sfjax import config as config_lib

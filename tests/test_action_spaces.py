@@ -20,14 +20,15 @@ FLAGS = (
 )
 
 
-@pytest.mark.parametrize(
-  'options',
-  (
-    (),
-    ('--config.model.squash_actions', '--config.model.adaptive_stddev=False',
-     '--config.learner.minibatches=2', '--config.loss.use_vtrace=False'),
-  ),
-)  # fmt: skip
+SQUASHED = (
+  '--config.model.squash_actions',
+  '--config.model.adaptive_stddev=False',
+  '--config.learner.minibatches=2',
+  '--config.loss.use_vtrace=False',
+)
+
+
+@pytest.mark.parametrize('options', ((), pytest.param(SQUASHED, marks=pytest.mark.learn)))
 def test_a_hybrid_masked_task_is_learned_and_evaluated(tmp_path, options):
   """Catches an action that is no member, a mask that the learner ignores, keys mixed up.
 

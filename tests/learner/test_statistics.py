@@ -1,5 +1,6 @@
 """Running statistics in the network and the update: what is normalised, when, and what stays."""
 
+import functools
 from typing import Any
 
 import jax
@@ -18,15 +19,15 @@ from tests.fakes import ENV
 from tests.learner.update_cases import PIXELS, B, T, random_batch, shared, small_config
 
 
-def make(*, env=ENV, devices=1, rate=0.1, epochs=1) -> tuple[ActorCritic, Any, LearnerState, Any]:
-  """A model that normalises everything, its update, a state, and hyperparameters."""
-  config = small_config(config_lib.Core.NONE if env is PIXELS else config_lib.Core.GRU)
+@functools.cache
+def program(pixels: bool, devices: int, epochs: int) -> tuple[config_lib.Config, ActorCritic, Any]:
+  """A model that normalises everything, and its compiled update."""
+  config = small_config(config_lib.Core.NONE if pixels else config_lib.Core.GRU)
   config.model.normalize_obs, config.model.normalize_returns = ('obs',), True
-  config.learner.learning_rate = rate
-  if env is PIXELS:
+  if pixels:
     config.model.encoder = config_lib.Encoder.CONV_SIMPLE
+  env = PIXELS if pixels else ENV
   model = make_model(config, env)
-  params = init_params(model, jax.random.key(0), env, config_lib.core_size(config))
   update: Any = make_update(
     model,
     optax.identity(),
@@ -37,9 +38,16 @@ def make(*, env=ENV, devices=1, rate=0.1, epochs=1) -> tuple[ActorCritic, Any, L
   )
   if epochs > 1:
     update = shuffled_update(update, minibatches=1, axis_name=None)
+  return config, model, pmap_update(update) if devices > 1 else jax.jit(update)
+
+
+def make(*, env=ENV, devices=1, rate=0.1, epochs=1) -> tuple[ActorCritic, Any, LearnerState, Any]:
+  """A model that normalises everything, its update, a fresh state, and hyperparameters."""
+  config, model, update = program(env is PIXELS, devices, epochs)
+  params = init_params(model, jax.random.key(0), env, config_lib.core_size(config))
   state = LearnerState(params, optax.EmptyState(), jnp.int32(10), jnp.ones(()))
-  compiled = pmap_update(update) if devices > 1 else jax.jit(update)
-  return model, compiled, state, make_hyperparams(config)._replace(max_policy_lag=6)
+  hyperparams = make_hyperparams(config)._replace(max_policy_lag=6, learning_rate=rate)
+  return model, update, state, hyperparams
 
 
 def batch_of(env=ENV, seed=0) -> Any:
