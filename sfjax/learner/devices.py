@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfjax.learner.minibatches import Prepare, ShuffledUpdate
-from sfjax.learner.update import AXIS, Update
+from sfjax.learner.update import AXIS
 
 
 def replicate(tree: Any) -> Any:
@@ -25,13 +25,11 @@ def first_replica(tree: Any) -> Any:
   return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data)[0], tree)
 
 
-def pmap_update(update: Update) -> Update:
-  """Runs `update` on every local device, each on its share of the batch; donates the state."""
-  return jax.pmap(update, axis_name=AXIS, in_axes=(0, 0, None), donate_argnums=0)
-
-
 def pmap_shuffled_update(update: ShuffledUpdate) -> ShuffledUpdate:
-  """Runs an update on a minibatch as `pmap_update` does; all devices take the same `Shuffle`."""
+  """Runs an update on every local device, each on its share of the batch; donates the state.
+
+  All devices take the same hyperparameters and `Shuffle`.
+  """
   return jax.pmap(update, axis_name=AXIS, in_axes=(0, 0, None, None), donate_argnums=0)
 
 

@@ -10,13 +10,13 @@ import optax
 import pytest
 
 from sfjax import config as config_lib
-from sfjax.learner.devices import first_replica, pmap_update, replicate
+from sfjax.learner.devices import first_replica, replicate
 from sfjax.learner.minibatches import Shuffle, shuffled_update
 from sfjax.learner.update import AXIS, LearnerState, make_hyperparams, make_update
 from sfjax.models.actor_critic import STATISTICS, ActorCritic, init_params, make_model
 from sfjax.models.normalizers import init_moments, normalize
 from tests.fakes import ENV
-from tests.learner.update_cases import PIXELS, B, T, random_batch, shared, small_config
+from tests.learner.update_cases import PIXELS, B, T, pmap_update, random_batch, shared, small_config
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from update_cases import (
   gradient,
   gradient_update,
   network,
+  pmap_update,
   random_batch,
   random_params,
   shared,
@@ -28,7 +29,7 @@ from sfjax import config as config_lib
 from sfjax.inference.act import make_act
 from sfjax.inference.policies import PublishedPolicies
 from sfjax.inference.server import Server, batch_specs
-from sfjax.learner.devices import first_replica, pmap_update, replicate
+from sfjax.learner.devices import first_replica, replicate
 from sfjax.learner.optimizer import make_optimizer
 from sfjax.learner.update import (
   Hyperparams,

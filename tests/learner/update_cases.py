@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from sfjax import config as config_lib
-from sfjax.learner.devices import first_replica, pmap_update, replicate
+from sfjax.learner.devices import first_replica, replicate
 from sfjax.learner.update import (
   AXIS,
   Hyperparams,
@@ -93,6 +93,11 @@ def network(core=config_lib.Core.GRU) -> tuple[ActorCritic, Any]:
   config = small_config(core)
   model = make_model(config, ENV)
   return model, random_params(model, ENV, config_lib.core_size(config))
+
+
+def pmap_update(update: Update) -> Update:
+  """An update without minibatches on every local device; donates the state."""
+  return jax.pmap(update, axis_name=AXIS, in_axes=(0, 0, None), donate_argnums=0)
 
 
 @functools.cache
